@@ -1,0 +1,1 @@
+"""What every process and every client agrees on: msgspec and the standard library only."""

@@ -1,0 +1,51 @@
+"""Logging for every process: one line per event, data in ``extra``, never inputs or secrets."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+__all__ = ["set_up_logging"]
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+        extra = " ".join(f"{key}={value}" for key, value in _extra_of(record).items())
+        return f"{super().formatMessage(record)} {extra}".rstrip()
+
+
+def set_up_logging(*, level: str, style: str) -> None:
+    """Send the root logger to standard error, as ``text`` or ``json`` lines.
+
+    arq logs every job's arguments at INFO, and aiohttp every request: both are kept to warnings.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for chatty in ("arq.worker", "arq.jobs", "aiohttp.access", "httpx", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _extra_of(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}

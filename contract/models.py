@@ -1,0 +1,168 @@
+"""What is served: the registry's entries, what a loaded model says of itself, and what it refuses.
+
+``check_request`` is the only place where a request is held against a model; the API calls it at
+submission when the model is loaded somewhere, the worker always.
+"""
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from contract.errors import InvalidRequestError, SettingsError
+from contract.scores import Activation, ScoreRequest
+
+__all__ = [
+    "ModelConfig",
+    "ModelDescription",
+    "ModelState",
+    "ModelStatus",
+    "ScoringPath",
+    "check_request",
+    "parse_models",
+]
+
+
+class ScoringPath(StrEnum):
+    """Which of the two ways a model scores."""
+
+    CLASSIFICATION = "classification"  #: a head over the pooled hidden state
+    CAUSAL = "causal"  #: next-token probabilities of label tokens
+
+
+class ModelState(StrEnum):
+    """Where a model stands on a worker."""
+
+    LOADING = "loading"  #: being read; jobs wait
+    READY = "ready"  #: takes jobs
+    FAILED = "failed"  #: cannot be served; ``reason`` says why
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One ``[models.NAME]`` table of ``scorekeep.toml``.
+
+    ``template`` holds ``{query}``, ``{item}`` and ``{instruction}``, or names a preset or ``none``.
+    """
+
+    source: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    path: ScoringPath | None = None
+    pair: bool | None = None
+    template: str | None = None
+    chat_template: bool = False
+    instruction: str | None = None
+    truncation_side: str = "right"
+    adapter: str | None = None
+    quantization: str | None = None
+    device_map: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model can do. ``refusals`` maps what it cannot do to the reason."""
+
+    name: str
+    path: ScoringPath
+    architecture: str
+    labels: list[str] = []
+    label_count: int = 0
+    vocabulary: int = 0
+    hidden_size: int
+    max_tokens: int
+    dtype: str
+    device: str
+    attention: str = ""
+    pooling: str = ""
+    pair: bool = False
+    default_activation: Activation | None = None
+    hidden_states: str = ""
+    refusals: dict[str, str] = {}
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one worker, or summed over the workers."""
+
+    name: str
+    state: ModelState
+    reason: str | None = None
+    description: ModelDescription | None = None
+
+
+def parse_models(path: Path) -> dict[str, ModelConfig]:
+    """Read a registry file. Relative sources that exist beside the file are made absolute.
+
+    Raises ``SettingsError`` with the file and the field at fault.
+    """
+    try:
+        raw = tomllib.loads(path.read_text())
+        tables = msgspec.convert(raw, _Registry).models
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        message = f"{path}: {error}"
+        raise SettingsError(message) from error
+    if not tables:
+        message = f'{path}: no [models.NAME] table; add one with source = "path or hub id"'
+        raise SettingsError(message)
+    return {name: _resolve(config, path.parent) for name, config in tables.items()}
+
+
+def check_request(request: ScoreRequest, model: ModelDescription) -> list[str]:
+    """Raise ``InvalidRequestError`` for what this model cannot do; return the warnings."""
+    if model.path is ScoringPath.CAUSAL:
+        return _check_causal(request, model)
+    return _check_classification(request, model)
+
+
+class _Registry(msgspec.Struct, forbid_unknown_fields=True):
+    models: dict[str, ModelConfig] = {}
+
+
+def _resolve(config: ModelConfig, folder: Path) -> ModelConfig:
+    local = (folder / config.source).expanduser()
+    if local.exists():
+        return msgspec.structs.replace(config, source=str(local.resolve()))
+    return config
+
+
+def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
+    if request.label_token_ids is None and request.labels is None:
+        message = f"{model.name} is a causal model: give label_token_ids or labels to be scored"
+        raise InvalidRequestError(message, param="label_token_ids")
+    if request.activation is not None:
+        message = "activation is for classification models; use apply_softmax"
+        raise InvalidRequestError(message, param="activation")
+    for index, entry in enumerate(request.label_token_ids or []):
+        nested = entry if isinstance(entry, list) else [entry]
+        for position, token_id in enumerate(nested):
+            if token_id >= model.vocabulary:
+                where = f"[{index}][{position}]" if isinstance(entry, list) else f"[{index}]"
+                message = (
+                    f"label token id {token_id} is outside the model's {model.vocabulary} logits"
+                )
+                raise InvalidRequestError(message, param=f"label_token_ids{where}")
+    return []
+
+
+def _check_classification(request: ScoreRequest, model: ModelDescription) -> list[str]:
+    if request.return_token_logprobs:
+        message = f"{model.name} is a classification model: it has no token logprobs"
+        raise InvalidRequestError(message, param="return_token_logprobs")
+    softmax = request.activation is Activation.SOFTMAX or (
+        request.activation is None and request.apply_softmax
+    )
+    if softmax and model.label_count == 1:
+        message = (
+            f"softmax of {model.name}'s one label is the constant 1.0; "
+            'use activation "sigmoid", or none for the raw logit'
+        )
+        raise InvalidRequestError(
+            message, param="activation" if request.activation else "apply_softmax"
+        )
+    if request.label_token_ids is not None or request.labels is not None:
+        return [f"label_token_ids are ignored: {model.name} is a classification model"]
+    return []

@@ -1,0 +1,299 @@
+"""What can be asked to be scored, and what comes back: request and result types, their checks.
+
+The request is SGLang's Score API request with additions; ``docs/http_api.md`` has every field.
+What depends on the model (label range, softmax of one label) is checked in ``contract.models``.
+"""
+
+import math
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+
+from contract.errors import InvalidRequestError, MalformedRequestError
+from contract.jobs import JobState, Lane
+
+__all__ = [
+    "Activation",
+    "ItemError",
+    "Items",
+    "Job",
+    "JobCounts",
+    "JobRequest",
+    "LabelTokenIds",
+    "Problem",
+    "ScoreRequest",
+    "ScoreResponse",
+    "Scores",
+    "TokenCounts",
+    "Truncation",
+    "Usage",
+    "parse_json",
+]
+
+_T = TypeVar("_T")
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+
+#: One text, or texts, or token ids. msgspec allows one array type in a union; check() tells apart.
+Items = str | list[str | list[int]]
+#: One list for all items, or one list per item.
+LabelTokenIds = list[int | list[int]]
+
+
+class Activation(StrEnum):
+    """What is applied to the logits of a classification head."""
+
+    NONE = "none"  #: raw logits
+    SOFTMAX = "softmax"  #: over the classes
+    SIGMOID = "sigmoid"  #: of each class alone
+    MODEL = "model"  #: what the checkpoint itself says
+
+
+class Truncation(StrEnum):
+    """What happens to an input beyond the model's limit."""
+
+    ERROR = "error"  #: the item fails alone, with both numbers
+    ITEM = "item"  #: only the item is cut
+    QUERY = "query"  #: only the query is cut
+
+
+class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One query, many items: the body of ``POST /v1/score``."""
+
+    items: Items
+    model: str | None = None
+    query: str | list[int] | None = None
+    label_token_ids: LabelTokenIds | None = None
+    labels: list[str] | None = None
+    apply_softmax: bool = False
+    temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    item_first: bool = False
+    return_token_logprobs: bool = False
+    return_pooled_hidden_states: bool = False
+    activation: Activation | None = None
+    truncation: Truncation = Truncation.ERROR
+
+    @property
+    def item_list(self) -> list[str] | list[list[int]]:
+        """The items as a list of one kind; one bare string is one item."""
+        if isinstance(self.items, str):
+            return [self.items]
+        return self.items  # type: ignore[return-value]  # check() refuses a mixture
+
+    def check(self, *, max_items: int) -> Self:
+        """Raise ``InvalidRequestError`` for what no model could do; return ``self``."""
+        _check_items(self, max_items)
+        _check_labels(self)
+        if not math.isfinite(self.temperature):
+            message = "temperature must be finite"
+            raise InvalidRequestError(message, param="temperature")
+        if self.temperature != 1.0 and not self.apply_softmax:
+            message = "temperature has no effect without apply_softmax; set it or leave it out"
+            raise InvalidRequestError(message, param="temperature")
+        return self
+
+
+class JobRequest(ScoreRequest, kw_only=True):
+    """The body of ``POST /v1/jobs``: what to score, and how to treat the job.
+
+    ``queue_deadline_s`` bounds the wait before a worker takes it (then ``expired``),
+    ``run_timeout_s`` one attempt, ``expires_after_s`` how long a result is kept after its end.
+    """
+
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
+    priority: Lane | None = None
+    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    queue_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86400)] | None = None
+    run_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    expires_after_s: Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86400)] | None = None
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    """Why one item has no score; ``scores[index]`` is null."""
+
+    index: int
+    code: str
+    message: str
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a job as a whole ended without scores. ``status`` is what a waiting route answers."""
+
+    code: str
+    message: str
+    status: int = 500
+    param: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts. ``prompt_tokens`` counts every item's full sequence, however it was computed.
+
+    ``computed_tokens`` says what the device did: less when items shared a prefix.
+    """
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int = 0
+    computed_tokens: int = 0
+
+
+class TokenCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one item: in the input as given, used, and cut away by ``truncation``."""
+
+    given: int
+    used: int
+    cut: int
+
+
+class JobCounts(msgspec.Struct, frozen=True):
+    """How many items a job has, and what became of them so far."""
+
+    total: int
+    succeeded: int = 0
+    failed: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as ``GET /v1/jobs/{id}`` shows it. Moments are RFC 3339 in UTC."""
+
+    id: str
+    object: str = "job"
+    state: JobState
+    model: str
+    priority: Lane
+    counts: JobCounts
+    attempt: int
+    created_at: str
+    started_at: str | None = None
+    finished_at: str | None = None
+    expires_at: str | None = None
+    cancel_requested_at: str | None = None
+    metadata: dict[str, str] = {}
+    usage: Usage | None = None
+    error: Problem | None = None
+    warnings: list[str] = []
+    receipt: dict[str, Any] | None = None
+    links: dict[str, str] = {}
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/jobs/{id}/scores``: one row per item in input order, null where an item failed.
+
+    ``labels`` names the columns (classification) or repeats the label tokens (causal).
+    """
+
+    job: str
+    object: str = "scores"
+    model: str
+    labels: list[str | int | list[int]]
+    scores: list[list[float] | None]
+    label_mass: list[float | None] | None = None
+    token_logprobs: list[list[float] | None] | None = None
+    tokens: list[TokenCounts] = []
+    errors: list[ItemError] = []
+    usage: Usage = Usage()
+    warnings: list[str] = []
+
+
+class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """SGLang's answer to ``POST /v1/score``, with ``errors`` where items failed."""
+
+    scores: list[list[float] | None]
+    model: str
+    usage: Usage
+    object: str = "scoring"
+    pooled_hidden_states: list[list[float] | None] | None = None
+    token_logprobs: list[list[float] | None] | None = None
+    errors: list[ItemError] = []
+    warnings: list[str] = []
+
+
+def parse_json(raw: bytes | str, kind: type[_T]) -> _T:
+    """Decode ``raw`` as ``kind``.
+
+    Raises ``MalformedRequestError`` where it is not JSON, and ``InvalidRequestError`` with the
+    field's path in ``param`` where it is not of that type.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
+        if param is None and (unknown := _UNKNOWN_FIELD.search(message)):
+            param = unknown.group(1)
+        raise InvalidRequestError(message, param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the body is not valid JSON: {error}"
+        raise MalformedRequestError(message) from error
+
+
+def _check_items(request: ScoreRequest, max_items: int) -> None:
+    items: list[Any] = [request.items] if isinstance(request.items, str) else list(request.items)
+    if len(items) > max_items:
+        message = (
+            f"{len(items)} items exceed the limit of {max_items}; split them over several jobs"
+        )
+        raise InvalidRequestError(message, param="items")
+    kinds = {type(item) for item in items}
+    if len(kinds) > 1:
+        message = "items mix text and token ids; use one kind for all of them"
+        raise InvalidRequestError(message, param="items")
+    if request.query is not None and kinds and type(request.query) not in kinds:
+        message = "query and items mix text and token ids; use one kind for both"
+        raise InvalidRequestError(message, param="query")
+    if isinstance(request.query, list):
+        _check_token_ids(request.query, "query")
+    for index, item in enumerate(items):
+        if isinstance(item, list):
+            _check_token_ids(item, f"items[{index}]")
+
+
+def _check_labels(request: ScoreRequest) -> None:
+    ids = request.label_token_ids
+    if ids is not None and request.labels is not None:
+        message = "give either label_token_ids or labels, not both"
+        raise InvalidRequestError(message, param="labels")
+    if request.labels is not None:
+        _check_distinct(request.labels, "labels")
+    if ids is None:
+        return
+    nested = {isinstance(entry, list) for entry in ids}
+    if len(nested) > 1:
+        message = "label_token_ids is either one list of ids or one list of ids per item"
+        raise InvalidRequestError(message, param="label_token_ids")
+    if nested == {True}:
+        count = len(request.item_list)
+        if len(ids) != count:
+            message = f"{len(ids)} label lists for {count} items"
+            raise InvalidRequestError(message, param="label_token_ids")
+        for index, entry in enumerate(ids):
+            if isinstance(entry, list):
+                _check_label_list(entry, f"label_token_ids[{index}]")
+    else:
+        _check_label_list(ids, "label_token_ids")
+
+
+def _check_label_list(ids: list[Any], path: str) -> None:
+    _check_token_ids(ids, path)
+    _check_distinct(ids, path)
+
+
+def _check_distinct(values: list[Any], path: str) -> None:
+    if not values:
+        message = f"{path} is empty; name at least one label"
+        raise InvalidRequestError(message, param=path)
+    seen: dict[Any, int] = {}
+    for index, value in enumerate(values):
+        if value in seen:
+            message = f"label {value!r} appears twice, at {seen[value]} and {index}"
+            raise InvalidRequestError(message, param=f"{path}[{index}]")
+        seen[value] = index
+
+
+def _check_token_ids(ids: list[int], path: str) -> None:
+    for index, token_id in enumerate(ids):
+        if token_id < 0:
+            message = f"token id {token_id} is negative"
+            raise InvalidRequestError(message, param=f"{path}[{index}]")
