@@ -1,1 +1,1 @@
-
+"""The HTTP surface: every scoring call is a durable job."""

@@ -43,7 +43,7 @@ EVENT_OF_STATE: dict[JobState, EventType] = {
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook's body. ``timestamp`` (RFC 3339) is when it happened; ``sequence`` gives the order."""
+    """A webhook body. ``timestamp`` (RFC 3339) is when it happened; ``sequence`` orders them."""
 
     type: EventType
     timestamp: str

@@ -1,1 +1,1 @@
-
+"""Claims jobs, scores them, stores the results, delivers the webhooks."""

@@ -1,0 +1,1 @@
+"""Text or token ids in, scores and hidden states out: no job, no Redis, no SQL, no HTTP."""
