@@ -4,7 +4,6 @@ The only place for signing and verifying. Specification: https://www.standardweb
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -103,7 +102,7 @@ def verify(
 def _signature(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
     try:
         key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         message = "the secret is not whsec_ and base64"
         raise SignatureError(message) from error
     content = f"{event_id}.{timestamp}.".encode() + body

@@ -1,0 +1,58 @@
+"""A log line carries its data as fields."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from contract.logs import set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_is_put_back() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def test_json_lines_hold_the_extra_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line is one JSON object with time, level, logger, message and what was given in extra."""
+    set_up_logging(level="INFO", style="json")
+
+    logging.getLogger("here").info("claimed", extra={"jobs": 3, "worker": "w"})
+
+    line = json.loads(capsys.readouterr().err)
+    assert line["time"].endswith("+00:00")
+    assert {key: line[key] for key in ("level", "logger", "message", "jobs", "worker")} == {
+        "level": "INFO",
+        "logger": "here",
+        "message": "claimed",
+        "jobs": 3,
+        "worker": "w",
+    }
+
+
+def test_exceptions_are_one_json_field(capsys: pytest.CaptureFixture[str]) -> None:
+    """A traceback does not break the one-line-one-event rule."""
+    set_up_logging(level="INFO", style="json")
+
+    try:
+        int("wrong")
+    except ValueError:
+        logging.getLogger("here").exception("failed")
+
+    assert "ValueError: invalid" in json.loads(capsys.readouterr().err)["exception"]
+
+
+def test_text_lines_end_in_the_extra_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same data, for a person; arq's own chatter is left out."""
+    set_up_logging(level="INFO", style="text")
+
+    logging.getLogger("here").info("claimed", extra={"jobs": 3})
+    logging.getLogger("arq.worker").info("job arguments")
+
+    printed = capsys.readouterr().err
+    assert printed.rstrip().endswith("here: claimed jobs=3")
+    assert "arguments" not in printed

@@ -1,0 +1,109 @@
+"""The registry file is read strictly, and a request is held against the model it names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import InvalidRequestError, SettingsError
+from contract.models import ModelDescription, ScoringPath, check_request, parse_models
+from contract.scores import Activation, ScoreRequest
+
+
+def _model(path: ScoringPath, **fields: Any) -> ModelDescription:
+    return ModelDescription(
+        name="m",
+        path=path,
+        architecture="A",
+        hidden_size=8,
+        max_tokens=64,
+        dtype="float32",
+        device="cpu",
+        **fields,
+    )
+
+
+CAUSAL = _model(ScoringPath.CAUSAL, vocabulary=100)
+ONE_LABEL = _model(ScoringPath.CLASSIFICATION, label_count=1)
+TWO_LABELS = _model(ScoringPath.CLASSIFICATION, label_count=2)
+
+
+def test_a_registry_file_gives_one_entry_per_table(tmp_path: Path) -> None:
+    """Defaults are filled in, and a local source is found from the file, not from the process."""
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "scorekeep.toml"
+    file.write_text(
+        '[models.a]\nsource = "model"\nmax_tokens = 12\n[models.b]\nsource = "org/name"\n'
+    )
+
+    models = parse_models(file)
+
+    assert models["a"].source == str(tmp_path / "model")
+    assert (models["a"].max_tokens, models["a"].dtype) == (12, "auto")
+    assert models["b"].source == "org/name"
+    assert not models["b"].trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", r"no \[models.NAME\] table"),
+        ("[models.a]\n", "missing required field `source`"),
+        ('[models.a]\nsource = "x"\nmax_token = 3', "unknown field `max_token`"),
+        ('[models.a]\nsource = "x"\nmax_tokens = 0', "max_tokens"),
+        ('[model.a]\nsource = "x"', "unknown field `model`"),
+        ("[models", "Expected"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_registry_file_is_refused(tmp_path: Path, text: str | None, fault: str) -> None:
+    """The error names the file and the field."""
+    file = tmp_path / "scorekeep.toml"
+    if text is not None:
+        file.write_text(text)
+
+    with pytest.raises(SettingsError, match=fault) as caught:
+        parse_models(file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param", "message"),
+    [
+        (CAUSAL, {}, "label_token_ids", "give label_token_ids or labels"),
+        (CAUSAL, {"label_token_ids": [100]}, "label_token_ids[0]", "100 logits"),
+        (CAUSAL, {"label_token_ids": [[5, 100]]}, "label_token_ids[0][1]", "100 logits"),
+        (CAUSAL, {"labels": ["x"], "activation": Activation.SOFTMAX}, "activation", "apply_softm"),
+        (ONE_LABEL, {"apply_softmax": True}, "apply_softmax", "sigmoid"),
+        (ONE_LABEL, {"activation": Activation.SOFTMAX}, "activation", "constant 1.0"),
+        (TWO_LABELS, {"return_token_logprobs": True}, "return_token_logprobs", "no token logprobs"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    model: ModelDescription, fields: dict[str, Any], param: str, message: str
+) -> None:
+    """The refusal names the field and says what to do."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(ScoreRequest(items=["a"], **fields), model)
+
+    assert caught.value.param == param
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "warnings"),
+    [
+        (CAUSAL, {"label_token_ids": [0, 99]}, 0),
+        (CAUSAL, {"label_token_ids": [[0], [99]]}, 0),
+        (ONE_LABEL, {}, 0),
+        (ONE_LABEL, {"apply_softmax": True, "activation": Activation.SIGMOID}, 0),
+        (TWO_LABELS, {"apply_softmax": True}, 0),
+        (TWO_LABELS, {"label_token_ids": [7]}, 1),
+        (TWO_LABELS, {"labels": ["x"]}, 1),
+    ],
+)
+def test_what_a_model_can_do_passes(
+    model: ModelDescription, fields: dict[str, Any], warnings: int
+) -> None:
+    """Labels given to a classifier are ignored with a warning, not refused."""
+    assert len(check_request(ScoreRequest(items=["a"], **fields), model)) == warnings
