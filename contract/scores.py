@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_MAX_TOKEN_ID = 2**31 - 1
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 
 #: One text, or texts, or token ids. msgspec allows one array type in a union; check() tells apart.
@@ -296,4 +297,7 @@ def _check_token_ids(ids: list[int], path: str) -> None:
     for index, token_id in enumerate(ids):
         if token_id < 0:
             message = f"token id {token_id} is negative"
+            raise InvalidRequestError(message, param=f"{path}[{index}]")
+        if token_id > _MAX_TOKEN_ID:
+            message = f"token id {token_id} is outside of every vocabulary"
             raise InvalidRequestError(message, param=f"{path}[{index}]")

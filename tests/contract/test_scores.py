@@ -49,6 +49,7 @@ def test_good_requests_pass(fields: dict[str, Any]) -> None:
         ({"items": [[1, "x"]]}, "items[0][1]", "got `str`"),
         ({"items": [[True]]}, "items[0][0]", "got `bool`"),
         ({"items": [[-1]]}, "items[0][0]", "negative"),
+        ({"items": [[2**31]]}, "items[0][0]", "vocabulary"),
         ({"items": ["a", [1]]}, "items", "mix"),
         ({"items": [[1]], "query": "abc"}, "query", "mix"),
         ({"items": "abc", "query": [1]}, "query", "mix"),
