@@ -1,0 +1,197 @@
+"""The database engine and ``transaction()``: the only thing that commits.
+
+Also the only place for the database's clock, and for the translation of driver errors.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+import asyncpg
+from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from contract.errors import StoreUnavailableError
+
+__all__ = ["Database", "Transaction", "database_now", "is_sqlite"]
+
+#: What a function of this package gets: a connection with a transaction open on it.
+Transaction = AsyncConnection
+
+_BUSY_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
+_COMMAND_TIMEOUT_S = 30.0
+_POOL_SIZE = 8
+_POOL_OVERFLOW = 8
+_BEGIN_ATTEMPTS = 5
+_WRITES = "scorekeep_writes"
+#: SQLSTATEs after which the same transaction may succeed: serialisation, deadlock, lock timeout,
+#: statement timeout, and the classes of lost connections, resources and operator intervention.
+_TRANSIENT_STATES = ("40001", "40P01", "55P03", "57014")
+_TRANSIENT_CLASSES = ("08", "53", "57P", "58")
+
+_NOW = {
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "postgresql": "(extract(epoch FROM statement_timestamp())::float8)",
+}
+
+
+def database_now(dialect: str) -> str:
+    """Return the SQL for the database's clock in epoch seconds: the only clock of leases."""
+    return _NOW[dialect]
+
+
+def is_sqlite(tx: Transaction) -> bool:
+    """Tell whether ``tx`` speaks SQLite's dialect rather than PostgreSQL's."""
+    return tx.dialect.name == "sqlite"
+
+
+class Database:
+    """One engine on one event loop; another loop needs a ``Database`` of its own.
+
+    On SQLite the writers of one process take turns on a lock, so that they never fight; writers
+    of other processes are waited for.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.dialect: Literal["sqlite", "postgresql"] = (
+            "sqlite" if url.startswith("sqlite") else "postgresql"
+        )
+        self._engine = _open_sqlite(url) if self.dialect == "sqlite" else _open_postgresql(url)
+        self._reader = self._engine.execution_options(**{_WRITES: False})
+        self._writer_turn: contextlib.AbstractAsyncContextManager[Any] = (
+            asyncio.Lock() if self.dialect == "sqlite" else contextlib.nullcontext()
+        )
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Open a transaction that may write; commit at the end, roll back on any exception.
+
+        Raises ``StoreUnavailableError`` where the database cannot be reached, is locked or gave
+        up. After such an error from the commit itself the outcome is unknown: read again.
+        """
+        async with self._writer_turn, self._connect(self._engine) as connection:
+            with _translated():
+                async with connection.begin():
+                    yield connection
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Transaction]:
+        """Open a transaction that only reads; on SQLite it does not wait for writers."""
+        async with self._connect(self._reader) as connection:
+            with _translated():
+                async with connection.begin():
+                    yield connection
+
+    async def check(self) -> None:
+        """Raise ``StoreUnavailableError`` unless the database answers."""
+        async with self.snapshot() as tx:
+            await tx.execute(text("SELECT 1"))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def _connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        """Take a connection; only here is a plain ``OSError`` certainly the database's."""
+        try:
+            connection = await engine.connect()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise _unavailable(error) from error
+        except (DBAPIError, PoolTimeoutError) as error:
+            raise _unavailable(error) from error
+        try:
+            yield connection
+        finally:
+            # A cancelled caller must still give its connection back.
+            await asyncio.shield(connection.close())
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (DBAPIError, TimeoutError) as error:
+        if _is_transient(error):
+            raise _unavailable(error) from error
+        raise
+
+
+def _is_transient(error: Exception) -> bool:
+    if not isinstance(error, DBAPIError):
+        return True
+    if error.connection_invalidated:
+        return True
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    if state:
+        return state in _TRANSIENT_STATES or state.startswith(_TRANSIENT_CLASSES)
+    return isinstance(error, OperationalError | InterfaceError | InternalError)
+
+
+def _unavailable(error: Exception) -> StoreUnavailableError:
+    message = f"the database does not answer: {type(error).__name__}"
+    return StoreUnavailableError(message, retry_after_s=2.0)
+
+
+def _open_postgresql(url: str) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        pool_size=_POOL_SIZE,
+        max_overflow=_POOL_OVERFLOW,
+        pool_timeout=_CONNECT_TIMEOUT_S,
+        pool_pre_ping=True,  # 0.1 ms; without it the first call after a restart fails
+        connect_args={
+            "timeout": _CONNECT_TIMEOUT_S,
+            "command_timeout": _COMMAND_TIMEOUT_S,
+            "server_settings": {
+                "application_name": "scorekeep",
+                "idle_in_transaction_session_timeout": "60000",
+                "lock_timeout": "10000",
+                "jit": "off",  # compiling the claim takes longer than running it
+            },
+        },
+    )
+
+
+def _open_sqlite(url: str) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        pool_size=_POOL_SIZE,
+        max_overflow=_POOL_OVERFLOW,
+        pool_timeout=_CONNECT_TIMEOUT_S,
+        connect_args={"timeout": _BUSY_TIMEOUT_S},
+    )
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:  # noqa: ANN401  # SQLAlchemy's event
+    connection.isolation_level = None  # the driver would begin late, and not immediately
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:  # noqa: ANN401  # SQLAlchemy's event
+    writes = connection.get_execution_options().get(_WRITES, True)
+    for attempt in range(_BEGIN_ATTEMPTS):
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        except OperationalError as error:
+            # The busy timeout has no queue: a writer can be overtaken until it runs out.
+            if not _is_busy(error) or attempt == _BEGIN_ATTEMPTS - 1:
+                raise
+        else:
+            return
+
+
+def _is_busy(error: OperationalError) -> bool:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -1,0 +1,207 @@
+"""The tables and their indexes. Moments are epoch seconds of the database's clock.
+
+JSON documents are text; the request is compressed and opaque. The enumerations' values are the
+contract's, ``lane`` is the position in ``contract.jobs.LANES``.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+__all__ = [
+    "blobs",
+    "deliveries",
+    "delivery_attempts",
+    "events",
+    "idempotency_keys",
+    "jobs",
+    "metadata",
+    "receipts",
+    "tenants",
+    "workers",
+]
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+_Json = JSON().with_variant(JSONB, "postgresql")
+
+
+def _partial(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),  # the fencing number: one per claim
+    Column("generation", Integer, nullable=False),  # one terminal event per generation
+    Column("version", Integer, nullable=False),
+    Column("error_count", Integer, nullable=False),
+    Column("crash_count", Integer, nullable=False),
+    Column("worker", Text),
+    Column("created_at", Float(53), nullable=False),
+    Column("available_at", Float(53), nullable=False),  # later after an attempt that failed
+    Column("lease_until_at", Float(53)),
+    Column("hinted_at", Float(53)),
+    Column("started_at", Float(53)),
+    Column("finished_at", Float(53)),
+    Column("cancel_requested_at", Float(53)),
+    Column("queue_deadline_at", Float(53)),
+    Column("expires_at", Float(53)),
+    Column("deleted_at", Float(53)),  # a tombstone: the payload is gone
+    Column("run_timeout_s", Float(53)),
+    Column("expires_after_s", Float(53)),
+    Column("item_count", Integer, nullable=False),
+    Column("scored_count", Integer, nullable=False),
+    Column("failed_count", Integer, nullable=False),
+    Column("estimated_tokens", Integer, nullable=False),
+    Column("metadata", _Json, nullable=False),
+    Column("webhook_url", Text),
+    Column("webhook_events", Text),
+    Column("request", LargeBinary),
+    Column("usage", Text),
+    Column("result", Text),
+    Column("error", Text),
+    Column("receipt_hash", Text),
+    Column("blob_key", Text),
+    Column("tensors", Text),
+    Index("ix_jobs_tenant_id", "tenant", "id"),
+    # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
+    _partial("ix_jobs_queued", "model", "lane", "tenant", "id", where="state = 'queued'"),
+    _partial("ix_jobs_running", "lease_until_at", where="state = 'running'"),
+    _partial("ix_jobs_unhinted", "created_at", where="state = 'queued' AND hinted_at IS NULL"),
+    _partial(
+        "ix_jobs_queue_deadline",
+        "queue_deadline_at",
+        where="state = 'queued' AND queue_deadline_at IS NOT NULL",
+    ),
+    _partial(
+        "ix_jobs_expires", "expires_at", where="expires_at IS NOT NULL AND deleted_at IS NULL"
+    ),
+    _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("sequence", _Sequence, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    UniqueConstraint("job_id", "generation"),
+    sqlite_autoincrement=True,  # a sequence number is never used twice
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("state", Text, nullable=False),  # pending, delivered, dead
+    Column("attempt", Integer, nullable=False),  # the fencing number
+    Column("worker", Text),
+    Column("created_at", Float(53), nullable=False),
+    Column("due_at", Float(53), nullable=False),  # while claimed: the lease's end
+    Column("finished_at", Float(53)),
+    UniqueConstraint("event_id", "url"),
+    Index("ix_deliveries_job_id", "job_id"),
+    _partial("ix_deliveries_pending", "due_at", where="state = 'pending'"),
+)
+
+delivery_attempts = Table(
+    "delivery_attempts",
+    metadata,
+    Column(
+        "delivery_id",
+        Text,
+        ForeignKey("deliveries.id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("attempt", Integer, primary_key=True),
+    Column("created_at", Float(53), nullable=False),
+    Column("status", Integer),
+    Column("latency_s", Float(53), nullable=False),
+    Column("error", Text),
+    Column("answer", Text),
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("hash", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_hash", Text, nullable=False),
+    Column("job_id", Text),
+    Column("created_at", Float(53), nullable=False),
+    Index("ix_idempotency_keys_created_at", "created_at"),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("webhook_secret", Text, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("models", Text, nullable=False),
+    Column("started_at", Float(53), nullable=False),
+    Column("heartbeat_at", Float(53), nullable=False),
+)
