@@ -1,0 +1,27 @@
+"""``python -m api``: the API process, with settings from the environment."""
+
+import sys
+from pathlib import Path
+
+from api.main import run
+from contract.config import load_settings
+from contract.errors import SettingsError
+from contract.logs import set_up_logging
+from contract.models import parse_models
+
+
+def main() -> int:
+    """Read settings and registry, serve; a wrong setting is one line and exit code 2."""
+    try:
+        settings = load_settings()
+        models = parse_models(Path(settings.config)) if settings.config else {}
+    except SettingsError as error:
+        print(f"scorekeep api: {error}", file=sys.stderr)
+        return 2
+    set_up_logging(level=settings.log_level, style=settings.log_format)
+    run(settings, models)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The application put together: middleware, routes, and what lives as long as it does."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from api.catalog import Catalog
+from api.middleware import errors_middleware, prepare_headers, request_id_middleware
+from api.routes import events, health, jobs, models, results, score, webhooks
+from api.state import BLOBS, CATALOG, DATABASE, DIGESTS, QUEUE, SETTINGS, SUBMITTER, WAITERS
+from api.submitter import Submitter
+from api.tensor_files import DigestCache
+from api.waiting import Waiters
+from contract.config import Settings
+from contract.models import ModelConfig
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.queue import Queue
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger(__name__)
+_RESTART_S = 1.0
+_KEEP_ALIVE_S = 15.0
+
+
+def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.Application:
+    """Return the application. ``registry`` names models before any worker reports them.
+
+    The database must be migrated. Connections open when the application starts.
+    """
+    app = web.Application(
+        middlewares=[request_id_middleware, errors_middleware],
+        client_max_size=settings.max_body_bytes,
+    )
+    app[SETTINGS] = settings
+    app[events.KEEP_ALIVE_S] = _KEEP_ALIVE_S
+    app.cleanup_ctx.append(_stores)
+    app.cleanup_ctx.append(_services(registry))
+    app.on_response_prepare.append(prepare_headers)
+    app.on_shutdown.append(_let_waiters_go)
+    for resource in (jobs, results, events, score, models, health, webhooks):
+        resource.add_routes(app)
+    return app
+
+
+async def _stores(app: web.Application) -> AsyncIterator[None]:
+    settings = app[SETTINGS]
+    app[DATABASE] = Database(settings.database)
+    app[BLOBS] = BlobStore.open(settings.blobs)
+    app[QUEUE] = Queue(settings.redis_url)
+    yield
+    await app[QUEUE].close()
+    await app[DATABASE].close()
+
+
+def _services(
+    registry: Mapping[str, ModelConfig],
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def services(app: web.Application) -> AsyncIterator[None]:
+        app[CATALOG] = Catalog(app[DATABASE], registry)
+        app[DIGESTS] = DigestCache()
+        app[WAITERS] = waiters = Waiters(app[DATABASE], app[QUEUE])
+        app[SUBMITTER] = submitter = Submitter(app[DATABASE], app[QUEUE])
+        services = (submitter.run, submitter.hint, waiters.listen, waiters.poll)
+        tasks = [asyncio.create_task(_keep_running(service)) for service in services]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    return services
+
+
+async def _keep_running(service: Callable[[], Awaitable[None]]) -> None:
+    """Run a service for ever: one that ends by an error is logged and started again."""
+    while True:
+        try:
+            await service()
+        except Exception:
+            _log.exception(
+                "a service ended",
+                extra={"action": "service_ended", "service": service.__qualname__},
+            )
+        await asyncio.sleep(_RESTART_S)
+
+
+async def _let_waiters_go(app: web.Application) -> None:
+    app[WAITERS].stop()

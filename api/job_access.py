@@ -1,0 +1,74 @@
+"""What every route that handles a job shares: find it, record it, wait for its end."""
+
+import re
+
+from aiohttp import web
+
+from api.preferences import Preferences
+from api.state import DATABASE, SETTINGS, SUBMITTER, WAITERS, tenant_of
+from api.submission import make_submission
+from api.waiting import wait_for
+from contract.errors import JobNotFoundError, StoreUnavailableError
+from contract.jobs import TERMINAL, Lane
+from contract.scores import ScoreRequest
+from storage import jobs
+from storage.jobs import JobRow
+
+__all__ = ["applied", "await_end", "find_job", "parse_job_id", "submit"]
+
+_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
+
+
+def parse_job_id(request: web.Request) -> str:
+    """Return the id in the path. What cannot be an id of ours is not found, and not looked up."""
+    job_id = request.match_info["id"]
+    if not _JOB_ID.fullmatch(job_id):
+        message = f"there is no job {job_id[:100]!r}"
+        raise JobNotFoundError(message)
+    return job_id
+
+
+async def find_job(request: web.Request) -> JobRow:
+    """Return the job that the path names."""
+    job_id = parse_job_id(request)
+    async with request.app[DATABASE].snapshot() as tx:
+        return await jobs.get_job(tx, tenant_of(request), job_id)
+
+
+async def submit(
+    request: web.Request, body: bytes, wanted: ScoreRequest, *, lane: Lane
+) -> tuple[JobRow, dict[str, str]]:
+    """Record the job that ``body`` asks for; return it with the headers about a replay."""
+    submission = await make_submission(request, body, wanted, lane=lane)
+    submitted = await request.app[SUBMITTER].submit(submission)
+    headers = {"Idempotent-Replayed": "true"} if submitted.replayed else {}
+    return submitted.row, headers
+
+
+async def await_end(request: web.Request, row: JobRow, wait_s: float) -> JobRow:
+    """Return the job at its end, or as it is after ``wait_s`` (at most ``max_wait_s``).
+
+    The job is recorded: a store that goes away while we wait is no error, the job is then
+    answered as it was last seen.
+    """
+    timeout_s = min(wait_s, request.app[SETTINGS].max_wait_s)
+    with request.app[WAITERS].watch(row.id) as event:
+        try:
+            row = await _read(request, row)
+            if row.state in TERMINAL:
+                return row
+            await wait_for(event, timeout_s)
+            return await _read(request, row)
+        except StoreUnavailableError:
+            return row
+
+
+def applied(preferences: Preferences, *, waited: bool) -> dict[str, str]:
+    """Return the ``Preference-Applied`` header, where one applies."""
+    value = preferences.render_applied(waited=waited)
+    return {} if value is None else {"Preference-Applied": value}
+
+
+async def _read(request: web.Request, row: JobRow) -> JobRow:
+    async with request.app[DATABASE].snapshot() as tx:
+        return await jobs.get_job(tx, row.tenant, row.id)

@@ -1,0 +1,61 @@
+"""What every request passes through: its id, security headers, and errors made into answers."""
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from api.errors import render_error
+from contract.errors import ScoreError
+
+__all__ = ["REQUEST_ID", "errors_middleware", "prepare_headers", "request_id_middleware"]
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = logging.getLogger(__name__)
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+
+#: The request's id: the client's ``X-Request-Id`` where it is a plain word, else ours.
+REQUEST_ID = web.RequestKey("request_id", str)
+
+
+@web.middleware
+async def request_id_middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Give the request its id before anything else sees it."""
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if _GIVEN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    return await handler(request)
+
+
+async def prepare_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add what every answer carries (a signal handler, so that streams get it too)."""
+    if REQUEST_ID in request:
+        response.headers.setdefault("X-Request-Id", request[REQUEST_ID])
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
+@web.middleware
+async def errors_middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Turn every error into an answer in the form of the route's family."""
+    try:
+        return await handler(request)
+    except ScoreError as error:
+        return render_error(request, error, request_id=request[REQUEST_ID])
+    except web.HTTPException as error:
+        return render_error(request, error, request_id=request[REQUEST_ID])
+    except Exception as error:  # the edge: the client is waiting for an answer
+        _log.exception(
+            "request failed",
+            extra={
+                "action": "request_failed",
+                "method": request.method,
+                "route": request.path,
+                "request_id": request[REQUEST_ID],
+            },
+        )
+        if request.transport is None or request.transport.is_closing():
+            raise
+        return render_error(request, error, request_id=request[REQUEST_ID])

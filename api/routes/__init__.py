@@ -1,0 +1,1 @@
+"""The route handlers, one module per resource."""

@@ -1,0 +1,175 @@
+"""``/v1/jobs``: submit, look, wait, list, cancel, delete."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.preferences import parse_preferences
+from api.ranges import is_match
+from api.idempotency import IdempotencyKey
+from api.job_access import applied, await_end, find_job, parse_job_id, submit
+from api.negotiation import JSON
+from api.pages import parse_cursor, parse_limit, render_cursor, render_next_link
+from api.rendering import job_response, pending_headers, render_job
+from api.state import BLOBS, DATABASE, QUEUE, SETTINGS, WAITERS, tenant_of
+from api.submission import request_key
+from contract.errors import InvalidRequestError
+from contract.jobs import TERMINAL, JobState, Lane
+from contract.scores import JobRequest
+from storage import idempotency, jobs, outcomes, receipts, refs
+from storage.database import Transaction
+
+__all__ = ["add_routes"]
+
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+def add_routes(app: web.Application) -> None:
+    """Add the routes of jobs to the application."""
+    app.router.add_post("/v1/jobs", post_job)
+    app.router.add_get("/v1/jobs", get_jobs)
+    app.router.add_get("/v1/jobs/{id}", get_job)
+    app.router.add_post("/v1/jobs/{id}/cancel", post_cancel)
+    app.router.add_delete("/v1/jobs/{id}", delete_job)
+
+
+async def post_job(request: web.Request) -> web.StreamResponse:
+    """Record a job; wait for its end only where ``Prefer: wait`` says so."""
+    preferences = parse_preferences(request.headers.getall("Prefer", []))
+    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    wanted = parse_body(request, body, JobRequest)
+    row, headers = await submit(request, body, wanted, lane=Lane.NORMAL)
+    if preferences.wait_s and not preferences.respond_async:
+        row = await await_end(request, row, float(preferences.wait_s))
+    ended = row.state in TERMINAL and not preferences.respond_async and bool(preferences.wait_s)
+    return job_response(
+        request,
+        row,
+        status=200 if ended else 202,
+        headers={**headers, **applied(preferences, waited=ended)},
+    )
+
+
+async def get_job(request: web.Request) -> web.StreamResponse:
+    """Show a job; ``?wait=N`` answers at its end or after N seconds."""
+    wait_s = _parse_wait(request.query.get("wait"))
+    row = await find_job(request)
+    if wait_s and row.state not in TERMINAL:
+        row = await await_end(request, row, wait_s)
+    receipt = None
+    if row.receipt_hash is not None:
+        async with request.app[DATABASE].snapshot() as tx:
+            raw = await receipts.get_receipt(tx, row.receipt_hash)
+        receipt = None if raw is None else msgspec.json.decode(raw)
+    body = msgspec.json.encode(render_job(request, row, receipt=receipt))
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {**pending_headers(request, row), "ETag": etag, "Cache-Control": "private, no-cache"}
+    headers.pop("Location")
+    if is_match(request.headers.get("If-None-Match"), etag):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=body, content_type=JSON, headers=headers)
+
+
+async def get_jobs(request: web.Request) -> web.StreamResponse:
+    """List jobs, newest first, one page at a time."""
+    query = request.query
+    metadata = _parse_metadata(list(query.items()))
+    state, model = _parse_state(query.get("state")), query.get("model")
+    limit = parse_limit(query.get("limit"))
+    after = parse_cursor(query.get("cursor"))
+    if model is not None:
+        check_plain_text(model, "model")
+    async with request.app[DATABASE].snapshot() as tx:
+        rows = await jobs.list_jobs(
+            tx,
+            tenant_of(request),
+            state=state,
+            model=model,
+            metadata=metadata,
+            after=after,
+            limit=limit + 1,
+        )
+    page, headers, cursor = rows[:limit], {}, None
+    if len(rows) > limit:
+        cursor = render_cursor(page[-1].id)
+        headers["Link"] = render_next_link(request.path, list(query.items()), cursor)
+    body = {
+        "object": "list",
+        "data": [render_job(request, row) for row in page],
+        "has_more": cursor is not None,
+        "next_cursor": cursor,
+    }
+    return json_response(body, headers=headers)
+
+
+async def post_cancel(request: web.Request) -> web.StreamResponse:
+    """Cancel: at once where queued (200), asked of the worker where running (202)."""
+    job_id = parse_job_id(request)
+    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    key = request_key(request, body)
+    tenant = tenant_of(request)
+    async with request.app[DATABASE].transaction() as tx:
+        replayed = key is not None and await _is_repeated(tx, tenant, key)
+        if replayed:
+            row = await jobs.get_job(tx, tenant, job_id)
+        else:
+            row = await outcomes.cancel_job(tx, tenant, job_id)
+            if key is not None:
+                await idempotency.bind(tx, tenant, key.route, key.key, job_id)
+    if row.state in TERMINAL:
+        request.app[WAITERS].wake([job_id])
+        await request.app[QUEUE].publish_finished([job_id])
+    headers = {"Idempotent-Replayed": "true"} if replayed else {}
+    return job_response(request, row, status=200 if row.state in TERMINAL else 202, headers=headers)
+
+
+async def delete_job(request: web.Request) -> web.StreamResponse:
+    """Delete a job that ended: its rows and its bytes are gone when this answers."""
+    job_id = parse_job_id(request)
+    database = request.app[DATABASE]
+    async with database.transaction() as tx:
+        ref = await refs.delete_job(tx, tenant_of(request), job_id)
+    if ref is not None:
+        await refs.forget(database, request.app[BLOBS], ref)
+    return web.Response(status=204)
+
+
+async def _is_repeated(tx: Transaction, tenant: str, key: IdempotencyKey) -> bool:
+    found = await idempotency.find_or_claim(tx, tenant, key.route, key.key, key.body_hash)
+    return found is not None
+
+
+def _parse_wait(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    if not _SECONDS.fullmatch(text):
+        message = "wait is a number of seconds"
+        raise InvalidRequestError(message, param="wait")
+    return float(text)
+
+
+def _parse_state(text: str | None) -> JobState | None:
+    if text is None:
+        return None
+    try:
+        return JobState(text)
+    except ValueError as error:
+        message = f"there is no state {text[:100]!r}; there are: {', '.join(JobState)}"
+        raise InvalidRequestError(message, param="state") from error
+
+
+def _parse_metadata(query: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the ``metadata.KEY`` filters. A parameter that is not known is refused by name."""
+    metadata: dict[str, str] = {}
+    for name, value in query:
+        if name.startswith("metadata.") and len(name) > len("metadata."):
+            check_plain_text(name, "metadata")
+            metadata[name.removeprefix("metadata.")] = check_plain_text(value, name)
+        elif name not in {"state", "model", "limit", "cursor"}:
+            message = f"there is no filter {name[:100]!r}"
+            raise InvalidRequestError(message, param=name[:100])
+    return metadata

@@ -1,0 +1,40 @@
+"""What the application holds, under typed keys: the only place that names them."""
+
+from aiohttp import web
+
+from api.catalog import Catalog
+from api.submitter import Submitter
+from api.tensor_files import DigestCache
+from api.waiting import Waiters
+from contract.config import Settings
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.queue import Queue
+
+__all__ = [
+    "BLOBS",
+    "CATALOG",
+    "DATABASE",
+    "DIGESTS",
+    "QUEUE",
+    "SETTINGS",
+    "SUBMITTER",
+    "WAITERS",
+    "tenant_of",
+]
+
+SETTINGS = web.AppKey("settings", Settings)
+DATABASE = web.AppKey("database", Database)
+BLOBS = web.AppKey("blobs", BlobStore)
+DIGESTS = web.AppKey("digests", DigestCache)
+QUEUE = web.AppKey("queue", Queue)
+CATALOG = web.AppKey("catalog", Catalog)
+SUBMITTER = web.AppKey("submitter", Submitter)
+WAITERS = web.AppKey("waiters", Waiters)
+
+_ONLY_TENANT = "default"
+
+
+def tenant_of(_request: web.Request) -> str:
+    """Return whose request this is. Every query is made in this name; without keys there is one."""
+    return _ONLY_TENANT

@@ -1,0 +1,136 @@
+"""From a request body to a submission: limits, model, webhook, priority, what the job will cost."""
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from api.bodies import check_plain_text
+from api.idempotency import IdempotencyKey, hash_body, parse_key
+from api.state import CATALOG, SETTINGS, tenant_of
+from api.submitter import Submission
+from contract.addresses import check_url
+from contract.config import Settings
+from contract.errors import InvalidRequestError, TooLargeError
+from contract.jobs import Lane
+from contract.models import check_request
+from contract.scores import JobRequest, ScoreRequest
+from contract.webhooks import EventType
+from storage.jobs import NewJob
+
+__all__ = ["LIMITS", "estimate_tokens", "make_submission", "request_key"]
+
+_CHARACTERS_PER_TOKEN = 4
+_SPECIAL_TOKENS = 2
+#: Limits of a job's own fields, beside those in the settings.
+LIMITS: Mapping[str, int] = {
+    "metadata_entries": 16,
+    "metadata_key_characters": 64,
+    "metadata_value_characters": 512,
+    "idempotency_key_characters": 255,
+}
+
+
+async def make_submission(
+    request: web.Request, body: bytes, wanted: ScoreRequest, *, lane: Lane
+) -> Submission:
+    """Return what is to be added for ``wanted``, the parsed ``body``.
+
+    ``lane`` is where it waits unless the request names a priority. Raises a ``RequestError`` or
+    ``AddressRefusedError`` that names the field.
+    """
+    settings = request.app[SETTINGS]
+    _check_items_limit(wanted, settings)
+    wanted.check(max_items=settings.max_items)
+    status = await request.app[CATALOG].resolve(wanted.model)
+    if status.description is not None:
+        check_request(wanted, status.description)
+    extras = wanted if isinstance(wanted, JobRequest) else JobRequest(items=[])
+    _check_webhook(extras, settings)
+    _check_metadata(extras)
+    job = NewJob(
+        tenant=tenant_of(request),
+        model=status.name,
+        lane=extras.priority or lane,
+        request=_encode_request(wanted, status.name),
+        item_count=len(wanted.item_list),
+        estimated_tokens=estimate_tokens(wanted),
+        metadata=extras.metadata or {},
+        webhook_url=extras.webhook,
+        webhook_events=extras.webhook_events,
+        queue_deadline_s=extras.queue_deadline_s,
+        run_timeout_s=extras.run_timeout_s,
+        expires_after_s=extras.expires_after_s or settings.result_ttl_s or None,
+    )
+    return Submission(job, request_key(request, body))
+
+
+def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
+    """Return the request's idempotency key with what it is the key of, or None."""
+    key = parse_key(request.headers.getall("Idempotency-Key", []))
+    if key is None:
+        return None
+    return IdempotencyKey(f"{request.method} {request.path}", key, hash_body(body))
+
+
+def estimate_tokens(request: ScoreRequest) -> int:
+    """Return about how many tokens the job costs; exact for token ids, else from characters."""
+    query = _tokens_of(request.query or "")
+    return sum(query + _tokens_of(item) for item in request.item_list)
+
+
+def _tokens_of(part: str | list[int]) -> int:
+    if isinstance(part, str):
+        return -(-len(part) // _CHARACTERS_PER_TOKEN) + _SPECIAL_TOKENS
+    return len(part)
+
+
+def _encode_request(wanted: ScoreRequest, model: str) -> bytes:
+    """Encode the scoring part alone, under the model's resolved name."""
+    fields = {name: getattr(wanted, name) for name in ScoreRequest.__struct_fields__}
+    return msgspec.json.encode(ScoreRequest(**{**fields, "model": model}))
+
+
+def _check_items_limit(wanted: ScoreRequest, settings: Settings) -> None:
+    count = len(wanted.item_list)
+    if count > settings.max_items:
+        message = (
+            f"{count} items exceed the limit max_items of {settings.max_items}; "
+            "split them over several jobs"
+        )
+        raise TooLargeError(message, param="items")
+
+
+def _check_webhook(extras: JobRequest, settings: Settings) -> None:
+    events = extras.webhook_events
+    if extras.webhook is not None:
+        check_url(
+            extras.webhook,
+            allow_http=settings.webhook_allow_http,
+            allowed_networks=settings.allowed_networks,
+        )
+    elif events is not None:
+        message = "webhook_events without a webhook have no effect; name the webhook's URL"
+        raise InvalidRequestError(message, param="webhook_events")
+    if events is None:
+        return
+    if not events:
+        message = "webhook_events is empty; leave it out to get every event"
+        raise InvalidRequestError(message, param="webhook_events")
+    known = {kind.value for kind in EventType}
+    for index, name in enumerate(events):
+        if name not in known:
+            message = f"there is no event {name[:100]!r}; there are: {', '.join(sorted(known))}"
+            raise InvalidRequestError(message, param=f"webhook_events[{index}]")
+
+
+def _check_metadata(extras: JobRequest) -> None:
+    for key, value in (extras.metadata or {}).items():
+        path = f"metadata.{check_plain_text(key, 'metadata')[:64]}"
+        check_plain_text(value, path)
+        if not 1 <= len(key) <= LIMITS["metadata_key_characters"]:
+            message = f"a metadata key has 1 to {LIMITS['metadata_key_characters']} characters"
+            raise InvalidRequestError(message, param=path)
+        if len(value) > LIMITS["metadata_value_characters"]:
+            message = f"a metadata value has up to {LIMITS['metadata_value_characters']} characters"
+            raise InvalidRequestError(message, param=path)
