@@ -79,7 +79,7 @@ async def _keep_running(service: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await service()
-        except Exception:
+        except Exception:  # noqa: BLE001  # the edge of a service, which starts again
             _log.exception(
                 "a service ended",
                 extra={"action": "service_ended", "service": service.__qualname__},

@@ -26,7 +26,7 @@ def run(settings: Settings, models: Mapping[str, ModelConfig]) -> None:
 
 
 async def serve(settings: Settings, models: Mapping[str, ModelConfig]) -> None:
-    """Serve until SIGTERM or SIGINT; waiting requests are then answered with their jobs as they are."""
+    """Serve until SIGTERM or SIGINT. Who waits is then answered with the job as it is."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

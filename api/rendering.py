@@ -11,13 +11,13 @@ from api.errors import retry_header
 from api.state import SETTINGS
 from contract.jobs import TERMINAL, JobState
 from contract.moments import render_moment
-from contract.scores import ItemError, Job, JobCounts, Problem, TokenCounts, Usage
+from contract.results import StoredResult
+from contract.scores import Job, JobCounts, Problem, Usage
 from storage.jobs import JobRow
 from storage.refs import TensorRef
 
 __all__ = [
     "HIDDEN_STATES",
-    "ResultRecord",
     "find_tensor",
     "job_response",
     "job_url",
@@ -33,21 +33,11 @@ HIDDEN_STATES = "hidden_states"
 _LONGEST_RETRY_S = 30.0
 
 
-class ResultRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker records of a result beside its tensors."""
-
-    labels: list[str | int | list[int]] = []
-    label_counts: list[int] = []
-    tokens: list[TokenCounts] = []
-    warnings: list[str] = []
-    errors: list[ItemError] = []
-
-
-def parse_result(row: JobRow) -> ResultRecord:
+def parse_result(row: JobRow) -> StoredResult:
     """Return the recorded result of a job, empty where there is none."""
     if row.result is None:
-        return ResultRecord()
-    return msgspec.json.decode(row.result, type=ResultRecord)
+        return StoredResult()
+    return msgspec.json.decode(row.result, type=StoredResult)
 
 
 def find_tensor(row: JobRow, name: str) -> TensorRef | None:

@@ -8,7 +8,6 @@ from aiohttp import web
 from api.numbers import ITEM_BYTES, decode_floats, finite_row, rows_of
 from api.rendering import (
     HIDDEN_STATES,
-    ResultRecord,
     find_tensor,
     parse_result,
     recorded_error,
@@ -23,6 +22,7 @@ from contract.errors import (
     TooLargeError,
 )
 from contract.jobs import TERMINAL, JobState
+from contract.results import StoredResult
 from contract.scores import Scores, Usage
 from storage import jobs
 from storage.jobs import JobRow
@@ -90,7 +90,7 @@ def require_hidden_states(row: JobRow) -> TensorRef:
     return tensor
 
 
-def failed_items(result: ResultRecord) -> set[int]:
+def failed_items(result: StoredResult) -> set[int]:
     """Return the items without scores."""
     return {error.index for error in result.errors}
 
@@ -157,7 +157,7 @@ async def _read_scores(request: web.Request, row: JobRow) -> Scores:
 
 
 async def _read_ragged(
-    request: web.Request, row: JobRow, name: str, result: ResultRecord
+    request: web.Request, row: JobRow, name: str, result: StoredResult
 ) -> list[list[float] | None] | None:
     """Return a tensor's rows, each cut to its item's number of labels."""
     tensor = find_tensor(row, name)
@@ -173,7 +173,7 @@ async def _read_ragged(
     ]
 
 
-def _column(values: list[float], result: ResultRecord) -> list[float | None]:
+def _column(values: list[float], result: StoredResult) -> list[float | None]:
     failed = failed_items(result)
     return [
         None if index in failed or finite_row([value]) is None else value

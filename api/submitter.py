@@ -144,7 +144,7 @@ class Submitter:
 
 
 async def _add_keyed(tx: Transaction, job: NewJob, key: IdempotencyKey) -> Submitted | ScoreError:
-    """Add the job unless its key has one. What is wrong with the key is returned: it fails alone."""
+    """Add the job unless its key has one. A key's own fault is returned, not raised."""
     try:
         existing = await idempotency.find_or_claim(
             tx, job.tenant, key.route, key.key, key.body_hash

@@ -106,12 +106,11 @@ def _open(request: web.Request, row: JobRow, index: int | None) -> TensorFile:
     tensor = require_hidden_states(row)
     begin, end, shape = tensor.begin, tensor.end, list(tensor.shape)
     metadata = {"job": row.id, "model": row.model}
-    name = HIDDEN_STATES
     if index is not None:
         begin += index * row_bytes(tensor)
-        end, shape, name = begin + row_bytes(tensor), [tensor.shape[-1]], "hidden_state"
+        end, shape = begin + row_bytes(tensor), [tensor.shape[-1]]
         metadata["index"] = str(index)
-    header = render_header(name, tensor.dtype, shape, end - begin, metadata)
+    header = render_header(HIDDEN_STATES, tensor.dtype, shape, end - begin, metadata)
     return TensorFile(request.app[BLOBS], row.blob_key or "", begin, end, header=header)
 
 

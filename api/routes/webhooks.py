@@ -15,7 +15,7 @@ def add_routes(app: web.Application) -> None:
 
 
 async def get_secret(request: web.Request) -> web.StreamResponse:
-    """Show the tenant's signing secret, made on the first look; the newest of several."""
+    """Show the signing secrets, newest first (``key`` is that one); made on the first look."""
     async with request.app[DATABASE].transaction() as tx:
         secrets = await tenants.webhook_secrets(tx, tenant_of(request))
-    return json_response({"object": "webhook_secret", "key": secrets[0]})
+    return json_response({"object": "webhook_secret", "key": secrets[0], "secrets": secrets})
