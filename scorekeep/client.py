@@ -1,0 +1,277 @@
+"""The client for asyncio: submit text to be scored, wait, fetch scores and hidden states."""
+
+import asyncio
+import math
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, Unpack
+from urllib.parse import parse_qs, quote, urlsplit
+
+import msgspec
+
+from contract.errors import ConflictError
+from contract.jobs import TERMINAL, JobState
+from contract.models import ModelDescription, ModelState, ModelStatus
+from contract.scores import Job, JobRequest, Scores
+from scorekeep.options import JobOptions
+from scorekeep.tensors import Framework, parse_tensor
+from scorekeep.transport import Answer, Transport, create_error
+
+__all__ = ["DEFAULT_URL", "AsyncClient", "JobPage", "check_scored"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_LONGEST_POLL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some jobs, newest first; ``next_cursor`` is None on the last page."""
+
+    jobs: list[Job]
+    next_cursor: str | None
+
+
+class _JobList(msgspec.Struct, frozen=True):
+    data: list[Job]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    state: ModelState
+    reason: str | None = None
+    description: ModelDescription | None = None
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+class _Secret(msgspec.Struct, frozen=True):
+    secrets: list[str]
+
+
+class AsyncClient:
+    """Speaks to one service. Use it as ``async with AsyncClient() as client``.
+
+    Requests are repeated, up to ``max_retries`` times, when the service or the network fails in a
+    way that a repetition may cure; ``Retry-After`` and ``x-should-retry`` are honoured, and every
+    submission carries an idempotency key, so that a repetition never scores twice.
+    ``timeout_s`` bounds one exchange; how long to wait for a job is each method's own argument.
+    Errors are the classes of ``contract.errors``.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        max_retries: int = 4,
+    ) -> None:
+        self._transport = Transport(
+            base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    async def submit(
+        self,
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        idempotency_key: str | None = None,
+        wait_s: float = 0.0,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Submit a job and return it as the service answers: queued, or done within ``wait_s``.
+
+        The job is durable when this returns. The same ``idempotency_key`` with the same arguments
+        returns the same job, also from another process; left out, a new one is made up.
+        """
+        request = JobRequest(
+            items=items if isinstance(items, str) else _listed(items),
+            **options,
+        )
+        key = idempotency_key or uuid.uuid4().hex
+        prefer = f"wait={math.ceil(wait_s)}" if wait_s > 0 else "respond-async"
+        answer = await self._transport.send(
+            "POST",
+            "/v1/jobs",
+            body=msgspec.json.encode(request),
+            headers={"Idempotency-Key": f'"{key}"', "Prefer": prefer},
+            wait_s=wait_s,
+        )
+        return msgspec.json.decode(answer.body, type=Job)
+
+    async def get(self, job: str | Job, *, wait_s: float = 0.0) -> Job:
+        """Return the job; with ``wait_s``, as soon as it has ended or that time has passed."""
+        query = {"wait": str(math.ceil(wait_s))} if wait_s > 0 else None
+        answer = await self._transport.send("GET", _path(job), query=query, wait_s=wait_s)
+        return msgspec.json.decode(answer.body, type=Job)
+
+    async def wait(self, job: str | Job, *, timeout_s: float | None = None) -> Job:
+        """Return the job once it has ended, however it ended.
+
+        Raises ``TimeoutError`` after ``timeout_s``; the job itself goes on.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            left_s = _LONGEST_POLL_S if deadline is None else deadline - loop.time()
+            found = await self.get(job, wait_s=max(0.0, min(left_s, _LONGEST_POLL_S)))
+            if found.state in TERMINAL:
+                return found
+            if deadline is not None and loop.time() >= deadline:
+                message = f"job {found.id} is still {found.state} after {timeout_s:g} s"
+                raise TimeoutError(message)
+
+    async def score(
+        self,
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 300.0,
+        **options: Unpack[JobOptions],
+    ) -> Scores:
+        """Submit, wait, and return the scores: one row per item, null where an item failed.
+
+        ``scores.job`` is the id under which they are kept. Raises the job's own error where no
+        item could be scored, ``ConflictError`` where it was cancelled or expired, and
+        ``TimeoutError`` after ``timeout_s``.
+        """
+        wait_s = _LONGEST_POLL_S if timeout_s is None else min(timeout_s, _LONGEST_POLL_S)
+        started = asyncio.get_running_loop().time()
+        job = await self.submit(items, idempotency_key=idempotency_key, wait_s=wait_s, **options)
+        if job.state not in TERMINAL:
+            spent_s = asyncio.get_running_loop().time() - started
+            left_s = None if timeout_s is None else max(0.0, timeout_s - spent_s)
+            job = await self.wait(job, timeout_s=left_s)
+        check_scored(job)
+        return await self.scores(job)
+
+    async def scores(self, job: str | Job) -> Scores:
+        """Return the scores of a job that has ended."""
+        answer = await self._transport.send("GET", f"{_path(job)}/scores")
+        return msgspec.json.decode(answer.body, type=Scores)
+
+    async def hidden_states(
+        self, job: str | Job, *, framework: Framework = "numpy", item: int | None = None
+    ) -> Any:  # noqa: ANN401  # an array or a tensor, as asked
+        """Return the pooled hidden states ``[items, hidden]`` of a job that asked for them.
+
+        Rows of items that failed are NaN. With ``item``, only that item's row, ``[hidden]``.
+        ``numpy`` gives an array (bfloat16 widened to float32), ``torch`` a tensor in the model's
+        dtype.
+        """
+        data = await self.hidden_states_file(job, item=item)
+        tensor = parse_tensor(data, "hidden_states", framework)
+        return tensor if item is None else tensor.reshape(-1)
+
+    async def hidden_states_file(self, job: str | Job, *, item: int | None = None) -> bytes:
+        """Return the hidden states as the service keeps them: the bytes of a safetensors file."""
+        part = "hidden_states" if item is None else f"items/{item}/hidden_state"
+        return (await self._transport.send("GET", f"{_path(job)}/{part}")).body
+
+    async def list(
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """Return a page of jobs, newest first; its ``next_cursor`` is the next one's ``cursor``."""
+        given = {"state": state, "model": model, "cursor": cursor, "limit": str(limit)}
+        query = {name: value for name, value in given.items() if value is not None}
+        answer = await self._transport.send("GET", "/v1/jobs", query=query)
+        jobs = msgspec.json.decode(answer.body, type=_JobList).data
+        return JobPage(jobs, _next_cursor(answer))
+
+    async def iterate(
+        self, *, state: JobState | None = None, model: str | None = None
+    ) -> AsyncIterator[Job]:
+        """Yield all jobs, newest first, page by page."""
+        page = await self.list(state=state, model=model, limit=100)
+        while True:
+            for job in page.jobs:
+                yield job
+            if page.next_cursor is None:
+                return
+            page = await self.list(state=state, model=model, cursor=page.next_cursor, limit=100)
+
+    async def cancel(self, job: str | Job) -> Job:
+        """Ask for a job to be stopped: at once while it is queued, soon while it runs.
+
+        Raises ``ConflictError`` where it has ended.
+        """
+        answer = await self._transport.send("POST", f"{_path(job)}/cancel")
+        return msgspec.json.decode(answer.body, type=Job)
+
+    async def delete(self, job: str | Job) -> None:
+        """Remove a job that has ended, its scores and its hidden states, for good."""
+        await self._transport.send("DELETE", _path(job))
+
+    async def models(self) -> Sequence[ModelStatus]:
+        """Return what is served, and why not where it is not."""
+        answer = await self._transport.send("GET", "/v1/models")
+        return [
+            ModelStatus(
+                name=model.id,
+                state=model.state,
+                reason=model.reason,
+                description=model.description,
+            )
+            for model in msgspec.json.decode(answer.body, type=_ModelList).data
+        ]
+
+    async def webhook_secret(self) -> str:
+        """Return the newest secret that this tenant's webhooks are signed with."""
+        answer = await self._transport.send("GET", "/v1/webhooks/default/secret")
+        return _secret_of(answer)
+
+
+def check_scored(job: Job) -> None:
+    """Raise the error of a job that ended without a single score."""
+    if job.state is JobState.FAILED and (problem := job.error) is not None:
+        error = create_error(
+            problem.code, problem.message, status=problem.status, param=problem.param
+        )
+        error.add_note(f"job: {job.id}")
+        raise error
+    if job.state not in {JobState.SUCCEEDED, JobState.PARTIAL}:
+        message = f"job {job.id} is {job.state}: it has no scores"
+        raise ConflictError(message)
+
+
+def _next_cursor(answer: Answer) -> str | None:
+    """Read the cursor in ``Link: <…?cursor=…>; rel="next"``."""
+    target, _, parameters = answer.headers.get("Link", "").partition(">")
+    if 'rel="next"' not in parameters:
+        return None
+    return parse_qs(urlsplit(target.removeprefix("<")).query)["cursor"][0]
+
+
+def _secret_of(answer: Answer) -> str:
+    return msgspec.json.decode(answer.body, type=_Secret).secrets[0]
+
+
+def _path(job: str | Job) -> str:
+    return f"/v1/jobs/{quote(job if isinstance(job, str) else job.id, safe='')}"
+
+
+def _listed(items: Sequence[str] | Sequence[Sequence[int]]) -> list[str | list[int]]:
+    return [item if isinstance(item, str) else [*item] for item in items]

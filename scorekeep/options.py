@@ -1,0 +1,31 @@
+"""The keyword arguments of a submission: the fields of ``contract.scores.JobRequest``, typed."""
+
+from typing import TypedDict
+
+from contract.jobs import Lane
+from contract.scores import Activation, Truncation
+
+__all__ = ["JobOptions"]
+
+
+class JobOptions(TypedDict, total=False):
+    """What may be said with the items; docs/http_api.md has a line on each."""
+
+    model: str | None
+    query: str | list[int] | None
+    label_token_ids: list[int | list[int]] | None
+    labels: list[str] | None
+    apply_softmax: bool
+    temperature: float
+    item_first: bool
+    return_token_logprobs: bool
+    return_pooled_hidden_states: bool
+    activation: Activation | None
+    truncation: Truncation
+    webhook: str | None
+    webhook_events: list[str] | None
+    priority: Lane | None
+    metadata: dict[str, str] | None
+    queue_deadline_s: float | None
+    run_timeout_s: float | None
+    expires_after_s: float | None
