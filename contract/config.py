@@ -59,6 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_timeout_s: _Positive = 15.0
     webhook_concurrency: _Count = 64
 
+    crash_at: str = ""
+
     @property
     def database(self) -> str:
         """The SQLAlchemy URL: ``database_url``, or SQLite in the data folder."""

@@ -1,0 +1,113 @@
+"""What somebody has to do now and then: each ``…_once`` does one bounded round and says how much.
+
+Any number of processes may run these at the same time.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from contract.config import Settings
+from contract.errors import StoreUnavailableError
+from storage import claims, forgetting, idempotency, sweeps, workers
+from worker.stores import Stores
+
+__all__ = ["Maintenance"]
+
+_LOG = logging.getLogger(__name__)
+_PAGE = 500
+_DEAD_WORKER_S = 3600.0
+#: A blob without a row may be one whose row is about to be written.
+_ORPHAN_S = 3600.0
+#: A row whose hint is older than this many sweeps is hinted again.
+_HINT_SWEEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """The rounds. ``announced`` wakes deliveries when a round wrote terminal events."""
+
+    settings: Settings
+    stores: Stores
+    announced: Callable[[], object] = lambda: None
+
+    async def run_once(self) -> dict[str, int]:
+        """Do every round once; one that fails is logged and does not keep the others."""
+        rounds: dict[str, Callable[[], Awaitable[int]]] = {
+            "reaped": self.reap_once,
+            "expired": self.expire_once,
+            "collected": self.collect_once,
+            "hinted": self.hint_once,
+            "keys": self.drop_keys_once,
+            "workers": self.drop_workers_once,
+        }
+        counts: dict[str, int] = {}
+        for name, run in rounds.items():
+            try:
+                counts[name] = await run()
+            except (StoreUnavailableError, OSError) as error:
+                _LOG.warning("maintenance waits", extra={"round": name, "reason": str(error)})
+        done = {name: count for name, count in counts.items() if count}
+        if done:
+            _LOG.info("maintenance", extra=done)
+        return counts
+
+    async def reap_once(self) -> int:
+        """Give jobs of expired leases back, or end those that keep killing workers."""
+        async with self.stores.database.transaction() as tx:
+            reaped = await sweeps.reap_jobs(tx, max_crashes=self.settings.max_crashes, limit=_PAGE)
+        await self._announce([*reaped.failed, *reaped.cancelled])
+        if reaped.requeued:
+            await self.stores.queue.forget(reaped.requeued)  # the dead worker's arq keys
+            await self.stores.queue.hint(reaped.requeued)
+        return len(reaped.requeued) + len(reaped.failed) + len(reaped.cancelled)
+
+    async def expire_once(self) -> int:
+        """End queued jobs whose deadline in the queue passed."""
+        async with self.stores.database.transaction() as tx:
+            expired = await sweeps.expire_jobs(tx, limit=_PAGE)
+        await self._announce(expired)
+        return len(expired)
+
+    async def collect_once(self) -> int:
+        """Drop results whose retention passed: rows first, then their bytes."""
+        async with self.stores.database.transaction() as tx:
+            gone = await sweeps.collect_expired(tx, limit=_PAGE)
+            gone += await sweeps.unforgotten_refs(tx, limit=_PAGE)
+        for ref in gone:
+            await forgetting.forget(self.stores.database, self.stores.blobs, ref)
+        return len(gone)
+
+    async def hint_once(self) -> int:
+        """Hint rows that wait without a fresh hint: it was lost, or nobody could take it."""
+        older_than_s = self.settings.sweep_s * _HINT_SWEEPS
+        async with self.stores.database.transaction() as tx:
+            hints = await claims.unhinted_jobs(tx, older_than_s=older_than_s, limit=_PAGE)
+        if not hints or not await self.stores.queue.hint(hints):
+            return 0
+        async with self.stores.database.transaction() as tx:
+            await claims.mark_hinted(tx, hints)
+        return len(hints)
+
+    async def drop_keys_once(self) -> int:
+        """Forget idempotency keys of yesterday."""
+        async with self.stores.database.transaction() as tx:
+            return await idempotency.drop_expired_keys(tx, limit=_PAGE)
+
+    async def drop_workers_once(self) -> int:
+        """Forget workers that died long ago; until then their models are known as loading."""
+        async with self.stores.database.transaction() as tx:
+            return await workers.drop_dead_workers(tx, older_than_s=_DEAD_WORKER_S)
+
+    async def sweep_blobs_once(self) -> int:
+        """Delete blobs that no row knows and temporary files of writers that died; lists all."""
+        older_than_s = max(_ORPHAN_S, 10 * self.settings.lease_s)
+        orphans = await forgetting.drop_orphans(
+            self.stores.database, self.stores.blobs, older_than_s=older_than_s
+        )
+        return orphans + await self.stores.blobs.drop_temporary(older_than_s=older_than_s)
+
+    async def _announce(self, ids: list[str]) -> None:
+        if ids:
+            await self.stores.queue.publish_finished(ids)
+            self.announced()

@@ -1,0 +1,320 @@
+"""What happens to a batch of claimed jobs, as named steps: this file tells the story.
+
+prepare (tokenise, in a thread) → score (on the device) → conclude (scores and one safetensors
+file, in a thread) → store (blob first, then one fenced transaction) → announce. Everything may
+run twice: the attempt number decides whose result counts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from contract.config import Settings
+from contract.errors import DeadlineExceededError, ScoreError, StoreUnavailableError
+from contract.scores import ItemError, ScoreRequest
+from storage import claims as claims_table
+from storage.blobs import BlobInfo
+from storage.claims import Claim, ClaimedJob
+from storage.ids import create_id
+from storage.outcomes import JobOutcome, complete_jobs, find_completed
+from worker.batcher import MicroBatcher, Submission, Ticket
+from worker.crashing import crash_here
+from worker.deadlines import HardDeadline
+from worker.engine.seam import JobScores, PreparedJob, Reading, Scorer
+from worker.isolation import Failure
+from worker.leases import LeaseKeeper
+from worker.results import fail_job, render_outcome, render_problem
+from worker.stores import Stores
+
+if TYPE_CHECKING:  # it loads torch
+    from worker.engine.encoding import EncodedBatch
+
+__all__ = ["Counts", "Tasks", "Work"]
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 5.0
+_RETRY_DELAY_S = 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this worker did since it started."""
+
+    completed: int = 0
+    fenced: int = 0
+    released: int = 0
+    retried: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One claimed job on its way. ``error`` ends it; a retryable one gives it back to the queue."""
+
+    job: ClaimedJob
+    prepared: PreparedJob | None = None
+    ticket: Ticket | None = None
+    scores: JobScores | None = None
+    error: Exception | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """What fences every write about this job."""
+        return Claim(self.job.id, self.job.attempt)
+
+
+@dataclass(slots=True)
+class Conclusion:
+    """What is to be written about a batch."""
+
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    again: list[Work] = field(default_factory=list)
+    released: list[Work] = field(default_factory=list)
+    blob_key: str | None = None
+    data: bytes = b""
+
+
+@dataclass(slots=True)
+class Tasks:
+    """The steps, and what they need. Belongs to the event loop; ``announced`` wakes deliveries."""
+
+    settings: Settings
+    stores: Stores
+    leases: LeaseKeeper
+    batcher: MicroBatcher
+    deadline: HardDeadline
+    encode: "Callable[[Mapping[str, JobScores]], EncodedBatch]"
+    announced: Callable[[], object] = lambda: None
+    counts: Counts = field(default_factory=Counts)
+    running: dict[str, Submission] = field(default_factory=dict)
+
+    async def prepare(self, scorer: Scorer, jobs: Sequence[ClaimedJob]) -> list[Work]:
+        """Tokenise in a thread; a request that this model cannot score ends here, alone."""
+        works = [Work(job) for job in jobs]
+        await asyncio.to_thread(self._prepare_all, scorer, works)
+        return works
+
+    async def score(self, scorer: Scorer, works: Sequence[Work]) -> None:
+        """Put everything through the model and wait until each job has its answers."""
+        for work in works:
+            if work.prepared is not None:
+                work.ticket = Ticket(work.job.id, work.job.lane, work.prepared.sequences)
+        tickets = [work.ticket for work in works if work.ticket is not None]
+        submission = self.batcher.submit(scorer, tickets)
+        self.running.update((ticket.key, submission) for ticket in tickets)
+        timers = [
+            self._limit_run_time(submission, work.job.id, work.job.run_timeout_s)
+            for work in works
+            if work.ticket is not None and work.job.run_timeout_s is not None
+        ]
+        try:
+            await submission.wait()
+        finally:
+            for timer in timers:
+                timer.cancel()
+            for ticket in tickets:
+                self.running.pop(ticket.key, None)
+        crash_here("after_forward", self.settings.crash_at)
+
+    async def conclude(self, scorer: Scorer, works: Sequence[Work]) -> Conclusion:
+        """Turn readings into scores, and the scores of the batch into one safetensors file."""
+        return await asyncio.to_thread(self._conclude_all, scorer, works)
+
+    async def store(self, conclusion: Conclusion) -> None:
+        """Make the blob durable, then write all rows in one transaction; announce what is ours."""
+        outcomes = conclusion.outcomes
+        ids = [outcome.id for outcome in outcomes]
+        blob: BlobInfo | None = None
+        if conclusion.blob_key is not None:
+            blob = await self._write_blob(conclusion.blob_key, conclusion.data, ids)
+            crash_here("after_blob", self.settings.crash_at)
+        done = await self._commit(outcomes, blob) if outcomes else set()
+        crash_here("after_commit", self.settings.crash_at)
+        await self._give_back(conclusion)
+        await self._drop_fenced(outcomes, done, blob)
+        self.counts.completed += len(done)
+        if done:
+            await self.stores.queue.publish_finished(sorted(done))
+            self.announced()
+
+    async def fail(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
+        """End every job of a batch with ``error``: nothing runs for ever."""
+        problem = render_problem(error)
+        outcomes = [fail_job(job, problem) for job in jobs]
+        await self.store(Conclusion(outcomes))
+
+    async def release(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Give jobs back to the queue untouched; no error is counted."""
+        await self._give_back(Conclusion(released=[Work(job) for job in jobs]))
+
+    def abandon(self, lost: set[str], cancelled: set[str]) -> None:
+        """Stop work on jobs that are no longer ours, or that nobody wants any more."""
+        for job_id in lost | cancelled:
+            submission = self.running.get(job_id)
+            if submission is not None:
+                submission.abandon(job_id, ScoreError("given up"))
+
+    def _prepare_all(self, scorer: Scorer, works: Sequence[Work]) -> None:
+        with self.deadline.watch("prepare"):
+            for work in works:
+                try:
+                    request = msgspec.json.decode(work.job.request, type=ScoreRequest)
+                    work.prepared = scorer.prepare(request)
+                except Exception as error:  # noqa: BLE001  # the job runner: the job says why
+                    work.error = error
+
+    def _limit_run_time(
+        self, submission: Submission, job_id: str, limit_s: float
+    ) -> asyncio.TimerHandle:
+        error = DeadlineExceededError(f"the attempt took longer than run_timeout_s of {limit_s:g}")
+        loop = asyncio.get_running_loop()
+        return loop.call_later(limit_s, submission.abandon, job_id, error)
+
+    def _conclude_all(self, scorer: Scorer, works: Sequence[Work]) -> Conclusion:
+        conclusion = Conclusion()
+        with self.deadline.watch("conclude"):
+            for work in works:
+                self._conclude_one(scorer, work, conclusion)
+            kept = {
+                work.job.id: work.scores
+                for work in works
+                if work.scores is not None and _has_scores(work.scores)
+            }
+            encoded = self.encode(kept) if kept else None
+        if encoded is not None:
+            conclusion.blob_key = f"batches/{create_id('btc')}.safetensors"
+            conclusion.data = encoded.data
+        conclusion.outcomes += [
+            render_outcome(
+                work.job,
+                work.scores,
+                tensors=encoded.tensors[work.job.id] if encoded and work.job.id in kept else (),
+            )
+            for work in works
+            if work.scores is not None
+        ]
+        return conclusion
+
+    def _conclude_one(self, scorer: Scorer, work: Work, conclusion: Conclusion) -> None:
+        ticket = work.ticket
+        error = work.error or (ticket.error if ticket is not None else None)
+        if not self.leases.holds(work.job.id):
+            return
+        if isinstance(error, ScoreError) and error.retryable:
+            conclusion.released.append(work)
+        elif error is not None:
+            conclusion.outcomes.append(fail_job(work.job, render_problem(error)))
+        elif self._deserves_another(work):
+            conclusion.again.append(work)
+        elif work.prepared is not None:
+            try:
+                work.scores = scorer.finish(work.prepared, _list_readings(ticket))
+            except Exception as raised:  # noqa: BLE001  # the job runner: the job says why
+                _LOG.exception("finishing raised", extra={"job": work.job.id})
+                conclusion.outcomes.append(fail_job(work.job, render_problem(raised)))
+
+    def _deserves_another(self, work: Work) -> bool:
+        """Whether some items were not tried alone, and attempts are left."""
+        unproven = work.ticket is not None and any(
+            isinstance(answer, Failure) and not answer.proven for answer in work.ticket.answers
+        )
+        return unproven and work.job.error_count + 1 < self.settings.max_attempts
+
+    async def _write_blob(self, key: str, data: bytes, ids: Sequence[str]) -> BlobInfo:
+        return await self._retry("blob not written", ids, lambda: self.stores.blobs.put(key, data))
+
+    async def _commit(self, outcomes: Sequence[JobOutcome], blob: BlobInfo | None) -> set[str]:
+        """Complete in one transaction. After an error that may hide a commit, read first."""
+        ids = [outcome.id for outcome in outcomes]
+        tried = False
+
+        async def commit() -> set[str]:
+            nonlocal tried
+            earlier: set[str] = set()
+            async with self.stores.database.transaction() as tx:
+                if tried:
+                    claims = [outcome.claim for outcome in outcomes]
+                    earlier = await find_completed(tx, claims, blob)
+                tried = True
+                left = [outcome for outcome in outcomes if outcome.id not in earlier]
+                done = await complete_jobs(tx, left, blob) if left else set()
+                crash_here("before_commit", self.settings.crash_at)
+            return done | earlier
+
+        done = await self._retry("results not written", ids, commit)
+        self.leases.drop(ids)
+        return done
+
+    async def _retry(
+        self, message: str, ids: Sequence[str], call: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        """Try again with back-off while we hold one of the jobs: nothing is computed twice."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await call()
+            except (StoreUnavailableError, OSError) as error:
+                _LOG.warning(message, extra={"reason": str(error), "jobs": len(ids)})
+                if not self.leases.alive(ids):
+                    raise
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    async def _give_back(self, conclusion: Conclusion) -> None:
+        if not conclusion.released and not conclusion.again:
+            return
+        released = [work.claim for work in conclusion.released]
+        again = [work.claim for work in conclusion.again]
+        ids = [claim.id for claim in (*released, *again)]
+
+        async def give_back() -> tuple[int, int]:
+            async with self.stores.database.transaction() as tx:
+                freed = await claims_table.release_jobs(tx, released) if released else set()
+                delayed: set[str] = set()
+                if again:
+                    failure = render_problem(_first_failure(conclusion.again[0]))
+                    problem = msgspec.json.encode(failure)
+                    delayed = await claims_table.retry_later(tx, again, problem, _RETRY_DELAY_S)
+            return len(freed), len(delayed)
+
+        freed, delayed = await self._retry("jobs not given back", ids, give_back)
+        self.leases.drop(ids)
+        self.counts.released += freed
+        self.counts.retried += delayed
+
+    async def _drop_fenced(
+        self, outcomes: Sequence[JobOutcome], done: set[str], blob: BlobInfo | None
+    ) -> None:
+        fenced = len(outcomes) - len(done)
+        if not fenced:
+            return
+        self.counts.fenced += fenced
+        _LOG.warning("results fenced: another attempt owns the jobs", extra={"jobs": fenced})
+        if blob is not None and not done:
+            await self.stores.blobs.delete([blob.key])
+
+
+def _list_readings(ticket: Ticket | None) -> list[Reading | ItemError]:
+    answers = ticket.answers if ticket is not None else []
+    return [
+        ItemError(0, answer.error.code, answer.error.message)
+        if isinstance(answer, Failure)
+        else answer
+        for answer in answers
+        if answer is not None
+    ]
+
+
+def _has_scores(scores: JobScores) -> bool:
+    """Whether there is anything to keep in the blob: at least one item has a row."""
+    return len(scores.errors) < len(scores.label_counts)
+
+
+def _first_failure(work: Work) -> ScoreError:
+    answers = work.ticket.answers if work.ticket is not None else []
+    return next(answer.error for answer in answers if isinstance(answer, Failure))
