@@ -21,7 +21,7 @@ from obstore.store import from_url
 
 from contract.errors import NotFoundError, SettingsError, StoreUnavailableError
 
-__all__ = ["BlobInfo", "BlobStore"]
+__all__ = ["BlobInfo", "BlobStore", "StoredBlob"]
 
 _SCHEMES = frozenset({"file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 _TEMPORARY = ".tmp-"
@@ -36,6 +36,15 @@ class BlobInfo:
     key: str
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob as the store lists it; ``age_s`` is by the store's clock against ours."""
+
+    key: str
+    size_bytes: int
+    age_s: float
 
 
 class BlobStore:
@@ -66,11 +75,11 @@ class BlobStore:
         if given.pop("allow_http", "false").lower() in {"1", "true"}:
             client["allow_http"] = True
         try:
-            store: Any = from_url(
+            store: Any = from_url(  # type: ignore[call-overload]  # given by the user
                 parts._replace(query="").geturl(),
-                client_options=client,  # type: ignore[arg-type]
-                retry_config=_RETRY,  # type: ignore[arg-type]
-                **given,  # type: ignore[arg-type]
+                client_options=client,
+                retry_config=_RETRY,
+                **given,
             )
         except (BaseError, ValueError, TypeError) as error:
             message = f"the blob URL is wrong: {error}"
@@ -106,13 +115,14 @@ class BlobStore:
             with _translated(key), contextlib.suppress(FileNotFoundError):
                 await self._store.delete_async(_checked(key))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[BlobInfo]:
-        """Yield the blobs whose key starts with the folder ``prefix``; ``sha256`` is empty."""
+    async def list(self, prefix: str = "") -> AsyncIterator[StoredBlob]:
+        """Yield the blobs in the folder ``prefix``, without temporary ones."""
         with _translated(prefix):
             async for page in self._store.list(prefix or None):
                 for entry in page:
                     if not Path(entry["path"]).name.startswith(_TEMPORARY):
-                        yield BlobInfo(entry["path"], entry["size"], "")
+                        age_s = time.time() - entry["last_modified"].timestamp()
+                        yield StoredBlob(entry["path"], entry["size"], age_s)
 
     async def check(self) -> None:
         """Raise ``StoreUnavailableError`` unless the store answers."""

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError

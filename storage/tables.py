@@ -105,6 +105,9 @@ jobs = Table(
         "ix_jobs_expires", "expires_at", where="expires_at IS NOT NULL AND deleted_at IS NULL"
     ),
     _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
+    _partial(
+        "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"
+    ),
 )
 
 blobs = Table(

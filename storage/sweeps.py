@@ -1,0 +1,122 @@
+"""Sweeps: what time does to jobs. Each takes a bounded page; several processes may run them."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from contract.errors import DeadlineExceededError, PoisonedError
+from contract.jobs import JobState
+from contract.scores import Problem
+from storage.database import Transaction
+from storage.events import ENDED, add_events
+from storage.refs import BlobRef
+from storage.statements import execute
+
+__all__ = ["Reaped", "collect_expired", "expire_jobs", "reap_jobs", "unforgotten_refs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What became of jobs whose lease ran out; ``requeued`` are hints, the others ids."""
+
+    requeued: list[str]
+    failed: list[str]
+    cancelled: list[str]
+
+
+async def reap_jobs(tx: Transaction, *, max_crashes: int, limit: int) -> Reaped:
+    """Take jobs from workers that stopped renewing; each counts as a crash of the job.
+
+    They are queued again; at ``max_crashes`` they fail as ``poisoned``; those whose client asked
+    to cancel are cancelled.
+    """
+    message = f"the workers that held this job stopped answering, {max_crashes} times"
+    parameters = {
+        "max_crashes": max_crashes,
+        "limit": limit,
+        "poisoned": _problem(PoisonedError.code, message, PoisonedError.http_status),
+    }
+    rows = (await execute(tx, _REAP, parameters)).all()
+    await add_events(tx, rows)
+    return Reaped(
+        requeued=[f"{row.id}:{row.attempt}" for row in rows if row.state == JobState.QUEUED],
+        failed=[row.id for row in rows if row.state == JobState.FAILED],
+        cancelled=[row.id for row in rows if row.state == JobState.CANCELLED],
+    )
+
+
+async def expire_jobs(tx: Transaction, *, limit: int) -> list[str]:
+    """End jobs that no worker took before their queue deadline; return their ids."""
+    message = "no worker took this job before its queue deadline"
+    error = _problem("expired", message, DeadlineExceededError.http_status)
+    rows = (await execute(tx, _EXPIRE, {"limit": limit, "error": error})).all()
+    await add_events(tx, rows)
+    return [row.id for row in rows]
+
+
+async def collect_expired(tx: Transaction, *, limit: int) -> list[BlobRef]:
+    """Turn jobs past their retention into tombstones; return the blobs that hold bytes of them.
+
+    The bytes go after the commit, by ``forgetting.forget``.
+    """
+    rows = await execute(tx, _COLLECT, {"limit": limit})
+    return [BlobRef(row.id, row.blob_key) for row in rows if row.blob_key is not None]
+
+
+async def unforgotten_refs(tx: Transaction, *, limit: int) -> list[BlobRef]:
+    """Return tombstones whose bytes are still there: who should have deleted them has died."""
+    rows = await execute(tx, _UNFORGOTTEN, {"limit": limit})
+    return [BlobRef(row.id, row.blob_key) for row in rows]
+
+
+def _problem(code: str, message: str, status: int) -> str:
+    return msgspec.json.encode(Problem(code=code, message=message, status=status)).decode()
+
+
+_REAP = f"""
+WITH due AS MATERIALIZED (
+    SELECT j.id AS due_id,
+           CASE WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
+                WHEN j.crash_count + 1 >= :max_crashes THEN 'failed' ELSE 'queued' END AS next
+    FROM jobs j WHERE j.state = 'running' AND j.lease_until_at < {{now}}
+    ORDER BY j.lease_until_at LIMIT :limit {{skip j}})
+UPDATE jobs SET
+    state = next, crash_count = crash_count + 1, lease_until_at = NULL, hinted_at = NULL,
+    available_at = {{now}}, version = version + 1,
+    error = CASE next WHEN 'failed' THEN :poisoned ELSE error END,
+    failed_count = CASE next WHEN 'failed' THEN item_count ELSE 0 END,
+    finished_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} END,
+    expires_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} + expires_after_s END
+FROM due WHERE jobs.id = due_id
+RETURNING {ENDED}
+"""  # noqa: S608  # constants of ours
+
+_EXPIRE = f"""
+WITH due AS MATERIALIZED (
+    SELECT j.id AS due_id FROM jobs j
+    WHERE j.state = 'queued' AND j.queue_deadline_at IS NOT NULL
+      AND j.queue_deadline_at <= {{now}}
+    ORDER BY j.queue_deadline_at LIMIT :limit {{skip j}})
+UPDATE jobs SET
+    state = 'expired', error = :error, finished_at = {{now}},
+    expires_at = {{now}} + expires_after_s, version = version + 1
+FROM due WHERE jobs.id = due_id
+RETURNING {ENDED}
+"""  # noqa: S608  # constants of ours
+
+_COLLECT = """
+WITH due AS MATERIALIZED (
+    SELECT j.id AS due_id FROM jobs j
+    WHERE j.expires_at IS NOT NULL AND j.deleted_at IS NULL AND j.expires_at <= {now}
+    ORDER BY j.expires_at LIMIT :limit {skip j})
+UPDATE jobs SET
+    deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
+    metadata = '{}', webhook_url = NULL, version = version + 1
+FROM due WHERE jobs.id = due_id
+RETURNING id, blob_key
+"""
+
+_UNFORGOTTEN = """
+SELECT id, blob_key FROM jobs WHERE deleted_at IS NOT NULL AND blob_key IS NOT NULL
+ORDER BY deleted_at LIMIT :limit
+"""
