@@ -1,0 +1,1 @@
+"""Measurements, each against its peers in the same run."""

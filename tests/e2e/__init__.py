@@ -1,0 +1,1 @@
+"""The whole service, as separate processes, seen from HTTP."""
