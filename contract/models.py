@@ -79,6 +79,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     attention: str = ""
     pooling: str = ""
+    head: str = ""
     pair: bool = False
     default_activation: Activation | None = None
     hidden_states: str = ""

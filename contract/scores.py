@@ -71,6 +71,7 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
     temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     item_first: bool = False
     return_token_logprobs: bool = False
+    return_label_mass: bool = True
     return_pooled_hidden_states: bool = False
     activation: Activation | None = None
     truncation: Truncation = Truncation.ERROR

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of real architectures: real config classes, safetensors, a real tokenizer.
+"""Tiny random checkpoints of real architectures: real configs, safetensors, a real tokenizer.
 
 ``make_tiny(folder, "LlamaForSequenceClassification")`` writes what ``from_pretrained`` reads.
 Fixtures of the session hold the common ones; ``pytest_plugins = ["tests.tiny_models"]`` or an
@@ -150,7 +150,7 @@ def make_tokenizer(
     """Return a tokenizer as the family's own is built; ``pad`` is "own", "eos" or None."""
     if family in ENCODERS:
         made = _encoder_tokenizer(family)
-        words = PreTrainedTokenizerFast(
+        words = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=made,
             padding_side=padding_side,
             model_max_length=512,
@@ -161,10 +161,10 @@ def make_tokenizer(
         )
     else:
         begins = family not in {"GPT2", "GPTNeoX", "Qwen2", "Qwen3"} if bos is None else bos
-        words = PreTrainedTokenizerFast(
+        words = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=_decoder_tokenizer(begins),
             bos_token="<s>" if begins else None,
-            eos_token="</s>",
+            eos_token="</s>",  # noqa: S106  # a token of text
             pad_token={"own": "<pad>", "eos": "</s>", None: None}[pad],
             padding_side=padding_side,
         )
@@ -215,7 +215,7 @@ _ENCODER_TOKENS: dict[bool, dict[str, str]] = {
 @functools.cache
 def _trained(special: tuple[str, ...], *, words: bool) -> str:
     if words:
-        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106  # a token of text
         made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer: Any = trainers.WordPieceTrainer(
             vocab_size=VOCABULARY - 16, special_tokens=list(special), show_progress=False

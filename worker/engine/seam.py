@@ -4,7 +4,8 @@
 ``finish`` turns a job's readings into scores. Importing this module does not load torch.
 """
 
-from collections.abc import Iterable, Sequence as Rows
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,7 +94,7 @@ class Reading:
 
     values: Floats
     logsumexp: float = float("nan")
-    hidden: "Tensor | None" = None
+    hidden: "Tensor | Floats | None" = None
     greedy: tuple[bool, ...] = ()
     computed_tokens: int = 0
     shared: bool = False

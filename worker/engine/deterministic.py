@@ -1,0 +1,151 @@
+"""A scorer that costs nothing: scores are hashes of the input. For load and chaos runs.
+
+Selected by ``source = "builtin:deterministic"``. It is a real scorer of the service: it obeys the
+request's checks, limits and activations, and gives the same input the same score on every machine.
+It says nothing about the text. It never loads torch.
+"""
+
+import hashlib
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import numpy as np
+
+from contract.errors import InputTooLongError
+from contract.models import ModelConfig, ModelDescription, ScoringPath, check_request
+from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts
+from worker.engine.results import choose_activation, finish_job
+from worker.engine.seam import Floats, Ids, JobScores, PreparedItem, PreparedJob, Reading, Sequence
+
+__all__ = ["SOURCE", "DeterministicScorer"]
+
+SOURCE = "builtin:deterministic"
+_HIDDEN = 16
+_VOCABULARY = 50_000
+_LIMIT = 8192
+
+
+class DeterministicScorer:
+    """The ``Scorer`` without a model: tokens are the input's UTF-8 bytes, or its token ids."""
+
+    def __init__(self, name: str, config: ModelConfig) -> None:
+        path = config.path or ScoringPath.CLASSIFICATION
+        causal = path is ScoringPath.CAUSAL
+        labels = [] if causal else ["negative", "positive"]
+        self._description = ModelDescription(
+            name=name,
+            path=path,
+            architecture="Deterministic",
+            labels=labels,
+            label_count=len(labels),
+            vocabulary=_VOCABULARY if causal else 0,
+            hidden_size=_HIDDEN,
+            max_tokens=config.max_tokens or _LIMIT,
+            dtype="float32",
+            device="cpu",
+            pooling="last",
+            head="hash",
+            default_activation=None if causal else Activation.SOFTMAX,
+            hidden_states="numbers made from a hash of the input",
+        )
+
+    @property
+    def description(self) -> ModelDescription:
+        """What it is."""
+        return self._description
+
+    def prepare(self, request: ScoreRequest) -> PreparedJob:
+        """See ``Scorer``; a label text's id is a hash of it."""
+        model = self._description
+        warnings = check_request(request, model)
+        causal = model.path is ScoringPath.CAUSAL
+        names: list[Any] = [*model.labels]
+        if causal:
+            names = [*(request.labels or request.label_token_ids or [])]
+        items = [
+            self._prepare_item(request, index, item, _pick_labels(names, index) if causal else ())
+            for index, item in enumerate(request.item_list)
+        ]
+        return PreparedJob(request=request, items=items, warnings=warnings, labels=names)
+
+    def forward(self, sequences: Rows[Sequence]) -> list[Reading]:
+        """See ``Scorer``; any thread."""
+        return [self._read(sequence) for sequence in sequences]
+
+    def finish(self, prepared: PreparedJob, readings: Rows[Reading | ItemError]) -> JobScores:
+        """See ``Scorer``."""
+        model = self._description
+        receipt: dict[str, Any] = {
+            "model": model.name,
+            "source": SOURCE,
+            "architecture": model.architecture,
+            "path": str(model.path),
+            "labels": prepared.labels,
+        }
+        if model.path is ScoringPath.CLASSIFICATION:
+            receipt["activation"] = str(choose_activation(prepared.request, model))
+        return finish_job(prepared, readings, model, receipt)
+
+    def _prepare_item(
+        self, request: ScoreRequest, index: int, item: object, labels: tuple[int, ...]
+    ) -> PreparedItem:
+        ids = _join(request, item)
+        limit = self._description.max_tokens
+        if len(ids) > limit:
+            problem = ItemError(
+                index, InputTooLongError.code, f"{len(ids)} tokens; the model's limit is {limit}"
+            )
+            return PreparedItem(index, TokenCounts(len(ids), 0, 0), error=problem, labels=labels)
+        sequence = Sequence(
+            ids=ids,
+            cost_tokens=max(1, len(ids)),
+            labels=np.array(labels, np.int32) if labels else None,
+            wants_hidden=request.return_pooled_hidden_states,
+        )
+        return PreparedItem(
+            index, TokenCounts(len(ids), len(ids), 0), sequence=sequence, labels=labels
+        )
+
+    def _read(self, sequence: Sequence) -> Reading:
+        numbers = _hash_numbers(sequence.ids.tobytes(), _HIDDEN)
+        if sequence.labels is None:
+            values = numbers[: self._description.label_count]
+        else:
+            values = np.concatenate(
+                [
+                    _hash_numbers(sequence.ids.tobytes() + b"|%d" % label, 1)
+                    for label in sequence.labels
+                ]
+            )
+        return Reading(
+            values=values,
+            logsumexp=float(np.log(_VOCABULARY)) + 4.0,
+            hidden=numbers if sequence.wants_hidden else None,
+            computed_tokens=len(sequence.ids),
+        )
+
+
+def _join(request: ScoreRequest, item: object) -> Ids:
+    if isinstance(item, str):
+        query = request.query or ""
+        text = f"{item}{query}" if request.item_first else f"{query}{item}"
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    given = request.query if isinstance(request.query, list) else []
+    own = item if isinstance(item, list) else []
+    return np.array([*own, *given] if request.item_first else [*given, *own], np.int32)
+
+
+def _pick_labels(names: list[Any], index: int) -> tuple[int, ...]:
+    own = names[index] if names and isinstance(names[0], list) else names
+    return tuple(
+        name
+        if isinstance(name, int)
+        else int.from_bytes(hashlib.sha256(name.encode()).digest()[:2])
+        for name in own
+    )
+
+
+def _hash_numbers(data: bytes, count: int) -> Floats:
+    """Return ``count`` numbers between -4 and 4."""
+    raw = hashlib.shake_128(data).digest(4 * count)
+    return (np.frombuffer(raw, "<u4") / 2**29 - 4.0).astype(np.float32)

@@ -1,0 +1,260 @@
+"""From a registry entry to a scorer: the only place that calls ``from_pretrained``.
+
+A checkpoint is served as it is or not at all: weights that are missing, newly initialised or left
+over are an error that names them, never a random head.
+"""
+
+import logging
+import os
+import re
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from contract.errors import ModelLoadError
+from contract.models import ModelConfig, ModelDescription, ScoringPath
+from worker.engine import packing
+from worker.engine.activations import read_default_activation
+from worker.engine.capabilities import Examined, examine
+from worker.engine.deterministic import SOURCE, DeterministicScorer
+from worker.engine.foreign import Model, Tokenizer
+from worker.engine.pooling import Pooling
+from worker.engine.prompts import Prompter
+from worker.engine.receipt import describe_model
+from worker.engine.registry import Checkpoint, choose_device, choose_dtype, find_checkpoint
+from worker.engine.scorer import ModelScorer
+from worker.engine.seam import Scorer
+
+__all__ = ["load_model", "set_up_threads"]
+
+#: what from_pretrained raises for files and configs that it cannot read
+_FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError)
+#: stored by older transformers versions and recomputed by newer ones
+_LEFTOVERS = re.compile(
+    r"position_ids$|inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$|num_batches"
+)
+_DEFAULT_LIMIT = 512
+
+
+def set_up_threads(count: int | None = None) -> int:
+    """Set how many threads torch computes with, once per process; return the number.
+
+    None takes the cores that this process may run on.
+    """
+    wanted = len(os.sched_getaffinity(0)) if count is None else count
+    torch.set_num_threads(wanted)
+    return wanted
+
+
+def load_model(name: str, config: ModelConfig) -> Scorer:
+    """Return the scorer of one registry entry, ready on its device.
+
+    Raises ``ModelLoadError`` that says what is wrong with the checkpoint or the entry.
+    """
+    if config.source == SOURCE:
+        return DeterministicScorer(name, config)
+    packing.register()
+    checkpoint = find_checkpoint(name, config)
+    device = choose_device(name, config)
+    dtype = choose_dtype(name, config, checkpoint.raw, device.type)
+    path = config.path or _guess_path(checkpoint)
+    with _quiet_transformers():
+        model = _load(checkpoint, config, path, dtype)
+        tokenizer = _load_tokenizer(checkpoint, config)
+    max_tokens = _choose_limit(name, config, model, tokenizer)
+    model.to(device).eval().requires_grad_(requires_grad=False)
+    width = model.get_input_embeddings().num_embeddings
+    causal = path is ScoringPath.CAUSAL
+    examined = examine(model, causal=causal, max_tokens=max_tokens)
+    description = _describe(name, config, model, examined, path, max_tokens)
+    prompter = Prompter(
+        tokenizer,
+        pair=description.pair,
+        max_tokens=max_tokens,
+        truncation_side=config.truncation_side,
+        causal=causal,
+    )
+    receipt = describe_model(checkpoint, config, description, tokenizer)
+    return ModelScorer(examined.network, prompter, description, receipt, width=width)
+
+
+class _quiet_transformers:  # noqa: N801  # a context manager that reads as a verb
+    """Keep transformers' progress bars and its advice about missing weights off the log."""
+
+    def __enter__(self) -> None:
+        self._level = transformers.logging.get_verbosity()
+        self._bars = transformers.utils.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity(logging.ERROR)
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self._level)
+        if self._bars:
+            transformers.utils.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _guess_path(checkpoint: Checkpoint) -> ScoringPath:
+    causal = re.search(r"ForCausalLM$|LMHeadModel$", checkpoint.architecture)
+    return ScoringPath.CAUSAL if causal else ScoringPath.CLASSIFICATION
+
+
+def _load(
+    checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, dtype: torch.dtype
+) -> Model:
+    kind: Any = (
+        transformers.AutoModelForCausalLM
+        if path is ScoringPath.CAUSAL
+        else transformers.AutoModelForSequenceClassification
+    )
+    try:
+        model, info = kind.from_pretrained(
+            checkpoint.folder,
+            dtype=dtype,
+            output_loading_info=True,
+            use_safetensors=None if config.allow_pickle else True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except _FAULTS as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {lines[0]}"
+        raise ModelLoadError(message) from error
+    left = _restore_biases(model, checkpoint, sorted(info["unexpected_keys"]))
+    _check_weights(checkpoint, model, info, left)
+    return model
+
+
+def _check_weights(
+    checkpoint: Checkpoint, model: Model, info: dict[str, Any], left: list[str]
+) -> None:
+    missing = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    if missing:
+        message = (
+            f"{checkpoint.name}: {checkpoint.folder} ({checkpoint.architecture or 'no class'}) "
+            f"lacks weights of {type(model).__name__}: {_list(missing)}. They would be random "
+            "numbers: serve a checkpoint that has them"
+        )
+        raise ModelLoadError(message)
+    left = [key for key in left if not _LEFTOVERS.search(key)]
+    if left and checkpoint.architecture != type(model).__name__:
+        message = (
+            f"{checkpoint.name}: {checkpoint.architecture} is not known, and as "
+            f"{type(model).__name__} these of its weights would be ignored: {_list(left)}"
+        )
+        raise ModelLoadError(message)
+
+
+def _restore_biases(model: Model, checkpoint: Checkpoint, unexpected: list[str]) -> list[str]:
+    """Give a bias-free head the bias that its checkpoint has; return the keys still unused."""
+    left = []
+    for key in unexpected:
+        parent, _, kind = key.rpartition(".")
+        module: nn.Module | None = dict(model.named_children()).get(parent)
+        if (
+            kind == "bias"
+            and isinstance(module, nn.Linear)
+            and getattr(module, "bias", None) is None
+        ):
+            bias = _read_tensor(checkpoint, key).to(module.weight.dtype)
+            module.bias = nn.Parameter(bias, requires_grad=False)
+        else:
+            left.append(key)
+    return left
+
+
+def _read_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
+    for path in checkpoint.weights:
+        with safe_open(path, framework="pt") as file:
+            if key in file.keys():  # noqa: SIM118  # not a mapping
+                tensor: torch.Tensor = file.get_tensor(key)
+                return tensor
+    message = f"{checkpoint.name}: {key} is in no safetensors file of {checkpoint.folder}"
+    raise ModelLoadError(message)
+
+
+def _load_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> Tokenizer:
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            checkpoint.folder, trust_remote_code=config.trust_remote_code
+        )
+    except _FAULTS as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"{checkpoint.name}: {checkpoint.folder} has no usable tokenizer: {lines[0]}"
+        raise ModelLoadError(message) from error
+    if not tokenizer.is_fast:
+        message = (
+            f"{checkpoint.name}: {type(tokenizer).__name__} is not a fast tokenizer; save the "
+            "checkpoint with its tokenizer.json"
+        )
+        raise ModelLoadError(message)
+    return tokenizer
+
+
+def _choose_limit(name: str, config: ModelConfig, model: Model, tokenizer: Tokenizer) -> int:
+    """Return the most tokens of a sequence: the entry's, at most what the model can.
+
+    A learned position table that is indexed from ``padding_idx + 1`` has that many fewer.
+    """
+    limits = []
+    text = model.config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    if isinstance(stated, int) and stated > 0:
+        limits.append(stated)
+    for key, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and key.endswith("position_embeddings"):
+            skipped = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - skipped)
+    if not limits:
+        given = tokenizer.model_max_length
+        limits.append(given if given < 1 << 30 else _DEFAULT_LIMIT)
+    limit = min(limits)
+    if config.max_tokens is not None and config.max_tokens > limit:
+        message = f"{name}: max_tokens = {config.max_tokens} exceeds the model's {limit} positions"
+        raise ModelLoadError(message)
+    return config.max_tokens or min(limit, max(tokenizer.model_max_length, 1))
+
+
+def _describe(
+    name: str,
+    config: ModelConfig,
+    model: Model,
+    examined: Examined,
+    path: ScoringPath,
+    max_tokens: int,
+) -> ModelDescription:
+    causal = path is ScoringPath.CAUSAL
+    text = model.config.get_text_config()
+    names = model.config.id2label if not causal else {}
+    labels = [str(names[index]) for index in sorted(names)]
+    pair = not causal and examined.pooling is not Pooling.LAST
+    position = {"last": "last token", "mean": "mean of all tokens"}.get(
+        examined.pooling, "first token"
+    )
+    return ModelDescription(
+        name=name,
+        path=path,
+        architecture=type(model).__name__,
+        labels=labels,
+        label_count=len(labels),
+        vocabulary=text.vocab_size if causal else 0,
+        hidden_size=text.hidden_size,
+        max_tokens=max_tokens,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        attention=examined.attention,
+        pooling=str(examined.pooling),
+        head=examined.network.head.name,
+        pair=pair if config.pair is None else config.pair,
+        default_activation=None
+        if causal
+        else read_default_activation(model.config.to_dict(), len(labels)),
+        hidden_states=f"last layer, after its final norm: {position}",
+        refusals=examined.refusals,
+    )
+
+
+def _list(keys: list[str]) -> str:
+    shown = ", ".join(keys[:6])
+    return f"{shown} and {len(keys) - 6} more" if len(keys) > 6 else shown

@@ -1,0 +1,171 @@
+"""Query and item become token ids: the only place for joining, special tokens and truncation.
+
+Text is joined without a separator and tokenised as one string, so that ids are those of the plain
+text; pair models encode query and item as a pair. Only query and item tokens are ever cut.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import InputTooLongError, InvalidRequestError
+from contract.scores import ScoreRequest, TokenCounts, Truncation
+from worker.engine.foreign import Encoding, Tokenizer
+from worker.engine.seam import Ids
+
+__all__ = ["Encoded", "Prompter", "Text"]
+
+
+Parts = NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """What one sequence is made of; ``pair`` says that first and second are encoded as a pair."""
+
+    first: str
+    second: str = ""
+    pair: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """One sequence's ids. ``parts`` tells for each token: 0 query, 1 item, -1 neither."""
+
+    ids: Ids
+    types: Ids | None
+    parts: Parts | None = None
+
+
+class Prompter:
+    """Makes ids of requests for one model. Thread-safe: nothing of the tokenizer is changed."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        pair: bool,
+        max_tokens: int,
+        truncation_side: str,
+        causal: bool,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.pair = pair
+        self.max_tokens = max_tokens
+        self.truncation_side = truncation_side
+        self.causal = causal
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._takes_types = "token_type_ids" in tokenizer.model_input_names
+
+    def encode(self, request: ScoreRequest) -> list[Encoded]:
+        """Return the ids of every item together with the query, before any truncation."""
+        texts = []
+        concatenated = []
+        for item in request.item_list:
+            if isinstance(item, str):
+                query = request.query if isinstance(request.query, str) else ""
+                texts.append(self._arrange(query, item, request))
+            else:
+                given = request.query if isinstance(request.query, list) else []
+                concatenated.append(_concatenate(given, item, item_first=request.item_first))
+        return self._encode_texts(texts, item_first=request.item_first) + concatenated
+
+    def encode_prefix(self, request: ScoreRequest) -> Ids:
+        """Return the ids that the sequences may begin with: the query's, without a closing one."""
+        if isinstance(request.query, list):
+            return np.array(request.query, np.int32)
+        found = self._backend.encode(request.query or "", add_special_tokens=True)
+        ids = np.array(found.ids, np.int32)
+        closing = np.array([*found.special_tokens_mask[::-1], 0]).argmin()
+        return self._drop_double(ids[: max(1, len(ids) - closing)])
+
+    def encode_alone(self, texts: list[str]) -> list[list[int]]:
+        """Return each text's ids without special tokens."""
+        found = self._backend.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def truncate(self, encoded: Encoded, mode: Truncation) -> tuple[Encoded, TokenCounts]:
+        """Cut what ``mode`` allows until the limit holds.
+
+        Raises ``InputTooLongError`` with both numbers where it cannot.
+        """
+        given = len(encoded.ids)
+        excess = given - self.max_tokens
+        if excess <= 0:
+            return encoded, TokenCounts(given, given, 0)
+        if mode is Truncation.ERROR or encoded.parts is None:
+            raise self._too_long(given, "")
+        wanted = 1 if mode is Truncation.ITEM else 0
+        places = np.flatnonzero(encoded.parts == wanted)
+        if len(places) < excess:
+            raise self._too_long(given, f", {given - len(places)} of them beside the {mode}")
+        cut = places[len(places) - excess :] if self.truncation_side == "right" else places[:excess]
+        kept = np.delete(encoded.ids, cut)
+        types = None if encoded.types is None else np.delete(encoded.types, cut)
+        return Encoded(kept, types), TokenCounts(given, len(kept), excess)
+
+    def _too_long(self, given: int, beside: str) -> InputTooLongError:
+        message = f"{given} tokens{beside}; the model's limit is {self.max_tokens}"
+        return InputTooLongError(message)
+
+    def _arrange(self, query: str, item: str, request: ScoreRequest) -> Text:
+        first, second = (item, query) if request.item_first else (query, item)
+        if self.pair and query:
+            return Text(first, second, pair=True)
+        return Text(first, second)
+
+    def _encode_texts(self, texts: list[Text], *, item_first: bool) -> list[Encoded]:
+        inputs = [
+            (text.first, text.second) if text.pair else text.first + text.second for text in texts
+        ]
+        found = self._backend.encode_batch(inputs, add_special_tokens=True)
+        return [
+            self._finish(encoding, text, item_first=item_first)
+            for encoding, text in zip(found, texts, strict=True)
+        ]
+
+    def _finish(self, encoding: Encoding, text: Text, *, item_first: bool) -> Encoded:
+        ids = np.array(encoding.ids, np.int32)
+        kept = self._drop_double(ids)
+        dropped = len(ids) - len(kept)
+        types = np.array(encoding.type_ids, np.int32)[dropped:] if self._takes_types else None
+        if len(kept) <= self.max_tokens:
+            return Encoded(kept, types)
+        parts = _find_parts(encoding, text)
+        if item_first:
+            parts = np.where(parts >= 0, 1 - parts, parts).astype(np.int8)
+        return Encoded(kept, types, parts[dropped:])
+
+    def _drop_double(self, ids: Ids) -> Ids:
+        """A text or template that already begins with BOS gets no second one."""
+        begin = self.tokenizer.bos_token_id
+        doubled = begin is not None and len(ids) > 1 and ids[0] == begin and ids[1] == begin
+        return ids[1:] if doubled else ids
+
+
+def _find_parts(encoding: Encoding, text: Text) -> Parts:
+    special = np.array(encoding.special_tokens_mask, bool)
+    if text.pair:
+        parts = np.array([-1 if part is None else part for part in encoding.sequence_ids])
+    else:
+        begins = np.array([begin for begin, _ in encoding.offsets])
+        parts = (begins >= len(text.first)).astype(int)
+    parts[special] = -1
+    return parts.astype(np.int8)
+
+
+def _concatenate(query: list[int], item: list[int], *, item_first: bool) -> Encoded:
+    first, second = (item, query) if item_first else (query, item)
+    parts = np.array([int(item_first)] * len(first) + [int(not item_first)] * len(second), np.int8)
+    return Encoded(np.array([*first, *second], np.int32), None, parts)
+
+
+def check_input_ids(request: ScoreRequest, width: int) -> None:
+    """Raise ``InvalidRequestError`` for a query id that the embedding table does not have."""
+    for index, token in enumerate(request.query if isinstance(request.query, list) else []):
+        if token >= width:
+            message = f"token id {token} is outside the model's {width} input embeddings"
+            raise InvalidRequestError(message, param=f"query[{index}]")

@@ -1,0 +1,66 @@
+"""What produced a result: equal receipts mean comparable scores. The only place that lists it."""
+
+import hashlib
+from typing import Any
+
+import torch
+import transformers
+
+from contract.models import ModelConfig, ModelDescription, ScoringPath
+from contract.scores import ScoreRequest
+from worker.engine.foreign import Tokenizer
+from worker.engine.registry import Checkpoint
+from worker.engine.results import choose_activation
+
+__all__ = ["describe_model", "make_receipt"]
+
+
+def describe_model(
+    checkpoint: Checkpoint, config: ModelConfig, model: ModelDescription, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the part of the receipt that is the same for every job of a model."""
+    return {
+        "model": model.name,
+        "source": config.source,
+        "revision": config.revision,
+        "weights": checkpoint.fingerprint,
+        "architecture": model.architecture,
+        "dtype": model.dtype,
+        "device": model.device,
+        "attention": model.attention,
+        "tokenizer": _hash(tokenizer.backend_tokenizer.to_str()),
+        "template": _hash(config.template or tokenizer.chat_template)
+        if config.template or config.chat_template
+        else None,
+        "path": str(model.path),
+        "pooling": model.pooling,
+        "head": model.head,
+        "pair": model.pair,
+        "max_tokens": model.max_tokens,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def make_receipt(
+    base: dict[str, Any],
+    request: ScoreRequest,
+    model: ModelDescription,
+    labels: list[str | int | list[int]],
+) -> dict[str, Any]:
+    """Return the receipt of one job: the model's part and what the request chose."""
+    if model.path is ScoringPath.CLASSIFICATION:
+        activation = str(choose_activation(request, model))
+    else:
+        activation = "label_softmax" if request.apply_softmax else "vocabulary_softmax"
+    return base | {
+        "activation": activation,
+        "temperature": request.temperature,
+        "labels": labels,
+        "item_first": request.item_first,
+        "truncation": str(request.truncation),
+    }
+
+
+def _hash(text: str | None) -> str | None:
+    return None if text is None else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,154 @@
+"""From a job's readings to its scores: the only place where rows are assembled and checked.
+
+A score is never invented: an item without a reading, or with one that is not finite, is an error
+of that item, and its row is NaN in every tensor. Nothing here loads torch.
+"""
+
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from contract.errors import NonFiniteScoreError
+from contract.models import ModelDescription, ScoringPath
+from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts, Usage
+from worker.engine.activations import activate, apply_softmax
+from worker.engine.seam import Floats, JobScores, PreparedItem, PreparedJob, Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["choose_activation", "finish_job"]
+
+_NAN = float("nan")
+
+
+def choose_activation(request: ScoreRequest, model: ModelDescription) -> Activation:
+    """Return what a classification request applies to the logits, never ``MODEL``."""
+    if request.activation is None:
+        return Activation.SOFTMAX if request.apply_softmax else Activation.NONE
+    if request.activation is Activation.MODEL:
+        return model.default_activation or Activation.NONE
+    return request.activation
+
+
+def finish_job(
+    prepared: PreparedJob,
+    readings: Rows[Reading | ItemError],
+    model: ModelDescription,
+    receipt: dict[str, Any],
+) -> JobScores:
+    """Assemble the scores of ``prepared`` from one reading for each of its sequences."""
+    if len(readings) != len(prepared.sequences):
+        message = f"{len(readings)} readings for {len(prepared.sequences)} sequences"
+        raise AssertionError(message)
+    rows, errors = _match(prepared.items, readings)
+    causal = model.path is ScoringPath.CAUSAL
+    columns = _count_columns(prepared, model)
+    counts = [len(item.labels) if causal else model.label_count for item in prepared.items]
+    tensors = (
+        _score_causal(prepared, rows, columns)
+        if causal
+        else _score_classes(prepared, rows, columns, model)
+    )
+    hidden = {index: row.hidden for index, row in rows.items() if row.hidden is not None}
+    if hidden:
+        tensors["hidden_states"] = _stack(hidden, len(prepared.items))
+    tokens = [
+        item.tokens if item.index in rows else TokenCounts(item.tokens.given, 0, 0)
+        for item in prepared.items
+    ]
+    prompt = sum(count.used for count in tokens)
+    usage = Usage(
+        prompt_tokens=prompt,
+        total_tokens=prompt,
+        computed_tokens=sum(row.computed_tokens for row in rows.values()),
+    )
+    return JobScores(
+        tensors=tensors,
+        labels=prepared.labels,
+        label_counts=counts,
+        errors=sorted(errors, key=lambda error: error.index),
+        tokens=tokens,
+        usage=usage,
+        receipt=receipt
+        | {
+            "truncated_items": sum(count.cut > 0 for count in tokens),
+            "shared_prefix_items": sum(row.shared for row in rows.values()),
+        },
+        warnings=prepared.warnings,
+    )
+
+
+def _match(
+    items: list[PreparedItem], readings: Rows[Reading | ItemError]
+) -> tuple[dict[int, Reading], list[ItemError]]:
+    rows: dict[int, Reading] = {}
+    errors: list[ItemError] = []
+    left = iter(readings)
+    for item in items:
+        found = next(left) if item.error is None else item.error
+        if isinstance(found, ItemError):
+            errors.append(ItemError(item.index, found.code, found.message))
+        elif np.isfinite(found.values).all():
+            rows[item.index] = found
+        else:
+            message = "the model yielded a number that is not finite for this item"
+            errors.append(ItemError(item.index, NonFiniteScoreError.code, message))
+    return rows, errors
+
+
+def _count_columns(prepared: PreparedJob, model: ModelDescription) -> int:
+    if model.path is ScoringPath.CLASSIFICATION:
+        return model.label_count
+    return max((len(item.labels) for item in prepared.items), default=len(prepared.labels))
+
+
+def _score_classes(
+    prepared: PreparedJob, rows: dict[int, Reading], columns: int, model: ModelDescription
+) -> dict[str, Any]:
+    scores = np.full((len(prepared.items), columns), _NAN, np.float32)
+    logits = scores.copy()
+    if rows:
+        at = list(rows)
+        logits[at] = np.stack([row.values for row in rows.values()])
+        scores[at] = activate(logits[at], choose_activation(prepared.request, model))
+    return {"scores": scores, "logits": logits}
+
+
+def _score_causal(prepared: PreparedJob, rows: dict[int, Reading], columns: int) -> dict[str, Any]:
+    request = prepared.request
+    count = len(prepared.items)
+    scores = np.full((count, columns), _NAN, np.float32)
+    logits, logprobs = scores.copy(), scores.copy()
+    mass: Floats = np.full(count, _NAN, np.float32)
+    for index, row in rows.items():
+        width = len(row.values)
+        own = row.values.astype(np.float64) - row.logsumexp
+        logits[index, :width] = row.values
+        logprobs[index, :width] = own
+        mass[index] = np.exp(own).sum()
+        scores[index, :width] = (
+            apply_softmax(row.values, temperature=request.temperature)
+            if request.apply_softmax
+            else np.exp(own)
+        )
+    tensors: dict[str, Any] = {"scores": scores, "logits": logits}
+    if request.return_label_mass or not request.apply_softmax:
+        tensors["label_mass"] = mass
+    if request.return_token_logprobs:
+        tensors["token_logprobs"] = logprobs
+    return tensors
+
+
+def _stack(rows: dict[int, "Floats | Tensor"], count: int) -> "Floats | Tensor":
+    first = next(iter(rows.values()))
+    shape = (count, len(first))
+    stacked: Any = (
+        np.full(shape, _NAN, first.dtype)
+        if isinstance(first, np.ndarray)
+        else first.new_full(shape, _NAN)
+    )
+    for index, row in rows.items():
+        stacked[index] = row
+    return stacked  # type: ignore[no-any-return]  # either kind is indexed alike
