@@ -20,85 +20,103 @@ _URGENCY = """CASE WHEN :aged = 1 AND {alias}.created_at < {now} - :ageing_s
 #: Candidates beyond ``:max_jobs``, for rows that others lock and tenants with few jobs.
 _WIDE = 4
 
-_TAILS = """
+_NEXT_TENANT = """(SELECT j.tenant FROM jobs j
+        WHERE j.state = 'queued' AND j.model = {model} AND j.lane = {lane}{beyond}
+        ORDER BY j.tenant, j.available_at, j.id LIMIT 1)"""
+
+_TAILS = f"""
 tails(model, lane, tenant) AS (
-    SELECT m.value, l.lane, (SELECT min(j.tenant) FROM jobs j
-        WHERE j.state = 'queued' AND j.model = m.value AND j.lane = l.lane)
+    SELECT m.value, l.lane, {_NEXT_TENANT.format(model="m.value", lane="l.lane", beyond="")}
     FROM MODELS m CROSS JOIN (SELECT 0 AS lane UNION ALL SELECT 1 UNION ALL SELECT 2) l
     UNION ALL
-    SELECT t.model, t.lane, (SELECT min(j.tenant) FROM jobs j WHERE j.state = 'queued'
-        AND j.model = t.model AND j.lane = t.lane AND j.tenant > t.tenant)
-    FROM tails t WHERE t.tenant IS NOT NULL)"""
+    SELECT t.model, t.lane, {
+    _NEXT_TENANT.format(model="t.model", lane="t.lane", beyond=" AND j.tenant > t.tenant")
+}
+    FROM tails t WHERE t.tenant IS NOT NULL)"""  # noqa: S608
 
 _SHARE = f"""
 share AS MATERIALIZED (
     SELECT model, CAST(max(2, :max_jobs * {2 * _WIDE} / count(*)) AS integer) AS rows
-    FROM heads WHERE model = (SELECT h.model FROM heads h ORDER BY h.urgency, h.id LIMIT 1)
+    FROM heads WHERE model = (
+        SELECT h.model FROM heads h ORDER BY h.urgency, h.available_at, h.id LIMIT 1)
     GROUP BY model)"""  # noqa: S608
 
-_TAKEN = """
+_TAKEN = f"""
 class AS MATERIALIZED (
-    SELECT crashes FROM ranked ORDER BY urgency, turn, id LIMIT 1),
+    SELECT crashes FROM ranked ORDER BY urgency, turn, available_at, id LIMIT 1),
+candidates AS MATERIALIZED (
+    SELECT id, row_number() OVER (ORDER BY urgency, turn, available_at, id) AS place
+    FROM ranked WHERE crashes = (SELECT crashes FROM class)
+    ORDER BY place LIMIT :max_jobs * {_WIDE}),
 locked AS MATERIALIZED (
-    SELECT j.id, j.estimated_tokens, r.urgency, r.turn
-    FROM ranked r JOIN jobs j ON j.id = r.id
-    WHERE r.crashes = (SELECT crashes FROM class) AND j.state = 'queued'
-    ORDER BY r.urgency, r.turn, r.id
+    SELECT j.id, j.estimated_tokens, c.place
+    FROM CANDIDATES
+    WHERE j.state = 'queued'
+    ORDER BY c.place
     LIMIT (SELECT CASE crashes WHEN 0 THEN :max_jobs WHEN 1 THEN min(8, :max_jobs) ELSE 1 END
            FROM class)
-    {skip j}),
+    {{skip j}}),
 taken AS MATERIALIZED (
     SELECT s.id AS taken_id FROM (
-        SELECT id, sum(estimated_tokens) OVER (ORDER BY urgency, turn, id) AS running,
-               row_number() OVER (ORDER BY urgency, turn, id) AS place
+        SELECT id, sum(estimated_tokens) OVER (ORDER BY place) AS running,
+               row_number() OVER (ORDER BY place) AS place
         FROM locked) s
     WHERE s.running <= :max_tokens OR s.place = 1)
 UPDATE jobs SET
     state = 'running', attempt = attempt + 1, version = version + 1, worker = :worker,
-    lease_until_at = {now} + :lease_s, started_at = {now}, queue_deadline_at = NULL
+    lease_until_at = {{now}} + :lease_s, started_at = {{now}}, queue_deadline_at = NULL
 FROM taken WHERE jobs.id = taken_id
 RETURNING id, tenant, model, lane, attempt, crash_count, error_count, item_count,
-          estimated_tokens, run_timeout_s, created_at, request"""
+          estimated_tokens, run_timeout_s, created_at, request"""  # noqa: S608
 
+# The array is for PostgreSQL's planner, which otherwise expects so many candidates that it scans
+# the whole table for them.
 _POSTGRESQL = f"""
 WITH RECURSIVE {_TAILS.replace("MODELS", "json_array_elements_text(CAST(:models AS json))")},
 heads AS MATERIALIZED (
-    SELECT t.model, t.lane, t.tenant, h.id, h.urgency
+    SELECT t.model, t.lane, t.tenant, h.id, h.available_at, h.urgency
     FROM tails t CROSS JOIN LATERAL (
-        SELECT j.id, {_URGENCY.replace("{alias}", "j")} AS urgency FROM jobs j
+        SELECT j.id, j.available_at, {_URGENCY.replace("{alias}", "j")} AS urgency FROM jobs j
         WHERE j.model = t.model AND j.lane = t.lane AND j.tenant = t.tenant AND {_READY}
-        ORDER BY j.id LIMIT 1) h
+        ORDER BY j.available_at, j.id LIMIT 1) h
     WHERE t.tenant IS NOT NULL),
 {_SHARE.replace("max(2,", "greatest(2,")},
 ranked AS MATERIALIZED (
-    SELECT c.id, c.crashes, c.urgency,
-           row_number() OVER (PARTITION BY h.lane, h.tenant ORDER BY c.id) AS turn
+    SELECT c.id, c.available_at, c.crashes, c.urgency,
+           row_number() OVER (PARTITION BY h.lane, h.tenant ORDER BY c.available_at, c.id) AS turn
     FROM share s JOIN heads h ON h.model = s.model CROSS JOIN LATERAL (
-        SELECT j.id, least(j.crash_count, 2) AS crashes,
+        SELECT j.id, j.available_at, least(j.crash_count, 2) AS crashes,
                {_URGENCY.replace("{alias}", "j")} AS urgency FROM jobs j
         WHERE j.model = h.model AND j.lane = h.lane AND j.tenant = h.tenant AND {_READY}
-        ORDER BY j.id LIMIT s.rows) c),
-{_TAKEN.replace("min(8,", "least(8,")}
+        ORDER BY j.available_at, j.id LIMIT s.rows) c),
+{
+    _TAKEN.replace("min(8,", "least(8,").replace(
+        "CANDIDATES",
+        "jobs j JOIN candidates c ON c.id = j.id AND j.id = ANY(ARRAY(SELECT id FROM candidates))",
+    )
+}
 """  # noqa: S608  # constants of ours
 
 _SQLITE = f"""
 WITH RECURSIVE {_TAILS.replace("MODELS", "json_each(:models)")},
 heads AS MATERIALIZED (
-    SELECT t.model, t.lane, t.tenant, h.id, {_URGENCY.replace("{alias}", "h")} AS urgency
+    SELECT t.model, t.lane, t.tenant, h.id, h.available_at,
+           {_URGENCY.replace("{alias}", "h")} AS urgency
     FROM tails t JOIN jobs h ON h.id = (
         SELECT j.id FROM jobs j
         WHERE j.model = t.model AND j.lane = t.lane AND j.tenant = t.tenant AND {_READY}
-        ORDER BY j.id LIMIT 1)
+        ORDER BY j.available_at, j.id LIMIT 1)
     WHERE t.tenant IS NOT NULL),
 {_SHARE},
 ranked AS MATERIALIZED (
-    SELECT c.id, min(c.crash_count, 2) AS crashes, {_URGENCY.replace("{alias}", "c")} AS urgency,
-           row_number() OVER (PARTITION BY h.lane, h.tenant ORDER BY c.id) AS turn
+    SELECT c.id, c.available_at, min(c.crash_count, 2) AS crashes,
+           {_URGENCY.replace("{alias}", "c")} AS urgency,
+           row_number() OVER (PARTITION BY h.lane, h.tenant ORDER BY c.available_at, c.id) AS turn
     FROM share s JOIN heads h ON h.model = s.model JOIN jobs c ON c.id IN (
         SELECT j.id FROM jobs j
         WHERE j.model = h.model AND j.lane = h.lane AND j.tenant = h.tenant AND {_READY}
-        ORDER BY j.id LIMIT (SELECT rows FROM share))),
-{_TAKEN}
+        ORDER BY j.available_at, j.id LIMIT (SELECT rows FROM share))),
+{_TAKEN.replace("CANDIDATES", "candidates c JOIN jobs j ON j.id = c.id")}
 """  # noqa: S608  # constants of ours
 
 #: By dialect; parameters: models (JSON), worker, max_jobs, max_tokens, lease_s, aged, ageing_s.

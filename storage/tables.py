@@ -93,7 +93,16 @@ jobs = Table(
     Column("tensors", Text),
     Index("ix_jobs_tenant_id", "tenant", "id"),
     # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
-    _partial("ix_jobs_queued", "model", "lane", "tenant", "id", where="state = 'queued'"),
+    # In the order of available_at, which no other index has: PostgreSQL would take that one.
+    _partial(
+        "ix_jobs_queued",
+        "model",
+        "lane",
+        "tenant",
+        "available_at",
+        "id",
+        where="state = 'queued'",
+    ),
     _partial("ix_jobs_running", "lease_until_at", where="state = 'running'"),
     _partial("ix_jobs_unhinted", "created_at", where="state = 'queued' AND hinted_at IS NULL"),
     _partial(

@@ -105,7 +105,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_queued",
         "jobs",
-        ["model", "lane", "tenant", "id"],
+        ["model", "lane", "tenant", "available_at", "id"],
         unique=False,
         sqlite_where=sa.text("state = 'queued'"),
         postgresql_where=sa.text("state = 'queued'"),
