@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from aiohttp import ClientSession
 
@@ -113,13 +114,12 @@ class Deliverer:
                     worker=self._worker,
                     limit=min(free, self._host_places),
                     lease_s=self._lease_s,
-                    busy_hosts=busy,
                 )
                 secrets = {d.tenant: await webhook_secrets(tx, d.tenant) for d in due}
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("no delivery claimed", extra={"reason": error.message})
             return []
-        self._busy.update(delivery.host for delivery in due)
+        self._busy.update(_host_of(delivery) for delivery in due)
         return [(delivery, secrets[delivery.tenant]) for delivery in due]
 
     async def _deliver(self, delivery: DueDelivery, secrets: Sequence[str]) -> None:
@@ -131,9 +131,10 @@ class Deliverer:
         except Exception:  # noqa: BLE001  # the claim ends, and the delivery is due again
             _LOG.exception("delivery raised", extra={"delivery": delivery.id})
         finally:
-            self._busy[delivery.host] -= 1
-            if self._busy[delivery.host] <= 0:
-                del self._busy[delivery.host]
+            host = _host_of(delivery)
+            self._busy[host] -= 1
+            if self._busy[host] <= 0:
+                del self._busy[host]
             self._wake.set()
 
     async def _attempt(self, delivery: DueDelivery, secrets: Sequence[str]) -> Attempt:
@@ -207,3 +208,7 @@ class Deliverer:
 def _render_answer(answer: bytes) -> str:
     """Return the first 2 kB as text that every database takes."""
     return answer[:_KEPT_ANSWER_BYTES].decode(errors="replace").replace("\0", "\ufffd")
+
+
+def _host_of(delivery: DueDelivery) -> str:
+    return urlsplit(delivery.url).netloc.lower()

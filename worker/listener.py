@@ -32,9 +32,10 @@ async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) ->
 
     backoff_s = _FIRST_BACKOFF_S
     while True:
+        options = queue.worker_options(job_timeout_s=_HINT_TIMEOUT_S)
         worker = Worker(
             functions=[func(cast("WorkerCoroutine", score), name=FUNCTION)],
-            **queue.worker_options(job_timeout_s=_HINT_TIMEOUT_S),
+            **options,
         )
         started_at = asyncio.get_running_loop().time()
         try:
@@ -43,6 +44,7 @@ async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) ->
             _LOG.warning("hints stopped", extra={"reason": f"{type(error).__name__}: {error}"})
         finally:
             await _stop(worker)
+            await options["redis_pool"].aclose(close_connection_pool=True)
         if asyncio.get_running_loop().time() - started_at > _LONGEST_BACKOFF_S:
             backoff_s = _FIRST_BACKOFF_S
         await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))  # noqa: S311  # jitter

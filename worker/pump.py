@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from contract.errors import ModelUnavailableError, StoreUnavailableError
-from contract.jobs import Lane
 from contract.models import ModelState
 from storage import workers
 from storage.claims import ClaimedJob, claim_jobs
@@ -26,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 #: Batches claimed and not yet through the model: one on the device, one ready behind it.
 _AHEAD = 2
 #: A place of its own for what somebody waits for, while bulk fills the others.
-_URGENT = 1
+_URGENT = 0
 #: Batches being written at a time; more would only pile up in memory.
 _WRITES = 4
 _REMEMBERED = 10_000
@@ -139,7 +138,6 @@ class Pump:
                     max_jobs=self._settings.claim_jobs,
                     max_tokens=self._settings.batch_tokens,
                     lease_s=self._settings.lease_s,
-                    lanes=(Lane.INTERACTIVE,) if place.urgent else None,
                 )
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("nothing claimed", extra={"reason": error.message})

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,9 @@ class ArithmeticScorer:
         """Take token ids as they are, and a text as its code points."""
         items = []
         ids: list[int]
-        for index, item in enumerate(request.item_list):
-            ids = [ord(c) if isinstance(c, str) else c for c in item]
+        rows: list[Any] = list(request.item_list)
+        for index, item in enumerate(rows):
+            ids = [ord(c) for c in item] if isinstance(item, str) else [int(c) for c in item]
             items.append(
                 PreparedItem(index, TokenCounts(len(ids), len(ids), 0), create_sequence(*ids))
             )

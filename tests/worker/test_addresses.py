@@ -1,0 +1,163 @@
+"""No socket is opened to an address that must not be called, however the URL spells it.
+
+The socket factory given here records and raises: no packet leaves this process.
+"""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import AddrInfoType
+
+from contract.config import Settings
+from worker.addresses import AddressDeniedError, create_connector, create_socket_factory
+from worker.webhooks import open_session
+
+#: Forms of hosts that must never be connected to.
+HOSTS = [
+    # loopback and this host, in every spelling that a resolver takes
+    "127.0.0.1", "127.0.0.2", "127.255.255.254", "127.1", "127.0.1", "2130706433", "0x7f000001",
+    "0x7f.0.0.1", "0x7f.1", "0177.0.0.1", "017700000001", "0177.1", "127.0.0.01", "0", "0.0.0.0",  # noqa: S104
+    "0x0", "localhost", "LOCALHOST", "[::1]", "[0:0:0:0:0:0:0:1]", "[::]",
+    "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:127.0.0.1]", "[::127.0.0.1]",
+    "\uff11\uff12\uff17.0.0.1", "\u2460\u2461\u2466.0.0.1", "127\u30020\u30020\u30021",
+    # private, shared, link-local and metadata
+    "10.0.0.1", "10.1", "167772161", "0xa.1", "012.0.0.1", "172.16.0.1", "172.31.255.255",
+    "192.168.0.1", "192.168.1", "0xc0a80001", "100.64.0.1", "100.127.255.254", "100.100.100.200",
+    "169.254.169.254", "2852039166", "0xa9fea9fe", "0xa9.0xfe.0xa9.0xfe", "0251.0376.0251.0376",
+    "[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "[fd00:ec2::254]", "168.63.129.16",
+    "[fc00::1]", "[fd12:3456::1]", "[fe80::1]", "[fec0::1]",
+    # translated and tunnelled: the packet would end elsewhere
+    "[64:ff9b::7f00:1]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::1]", "[2002:7f00:1::]",
+    "[2002:a9fe:a9fe::1]", "[2001::1]", "[2001:0:53aa:64c::1]", "[::ffff:0:127.0.0.1]",
+    "192.88.99.1",
+    # nobody's, everybody's, or only for books
+    "192.0.0.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1",
+    "239.255.255.250", "240.0.0.1", "255.255.255.255", "[ff02::1]", "[ff0e::1]", "[100::1]",
+    "[2001:db8::1]", "[3fff::1]", "[5f00::1]", "[4000::1]",
+    # user info does not hide the host
+    "example.org@127.0.0.1", "example.org:80@[::1]",
+]  # fmt: skip
+
+
+class Recorder:
+    """A socket factory that opens nothing."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    def __call__(self, info: AddrInfoType) -> socket.socket:
+        """Record, and fail as an unreachable host does."""
+        self.addresses.append(str(info[4][0]))
+        message = "no packet leaves a test"
+        raise OSError(message)
+
+
+class Resolver(AbstractResolver):
+    """Answers with these addresses, in turn, as a hostile name server would."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self._answers = list(answers)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Give the next answer."""
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in self._answers.pop(0)
+        ]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+async def try_post(session: ClientSession, url: str) -> BaseException:
+    """POST and return why it failed."""
+    try:
+        async with session.post(url, data=b"{}", allow_redirects=False):
+            pass
+    except (ClientError, OSError, ValueError) as error:
+        return error
+    pytest.fail("the request was answered")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_no_socket_for_a_denied_address(host: str) -> None:
+    """Whatever form the address takes, the check sees what the socket would."""
+    recorder = Recorder()
+    settings = Settings(webhook_allow_http=True)
+    async with open_session(settings, recorder) as session:
+        await try_post(session, f"http://{host}/hook")
+        await try_post(session, f"https://{host}:8443/hook")
+
+    assert recorder.addresses == []
+
+
+def test_the_table_is_long_enough() -> None:
+    """At least sixty forms are tried."""
+    assert len(set(HOSTS)) >= 60
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("8.8.8.8", "8.8.8.8"),
+        ("[2606:4700:4700::1111]", "2606:4700:4700::1111"),
+    ],
+)
+async def test_public_addresses_reach_the_socket(host: str, address: str) -> None:
+    """The recorder would see a socket: the table above proves something."""
+    recorder = Recorder()
+    async with open_session(Settings(), recorder) as session:
+        await try_post(session, f"https://{host}/hook")
+
+    assert recorder.addresses == [address]
+
+
+async def test_an_allowed_network_is_reached_on_any_port() -> None:
+    """What a self-hoster lists is let through, mapped or not, and its neighbours are not."""
+    recorder = Recorder()
+    settings = Settings(webhook_allow_http=True, webhook_allowed_networks="10.0.0.0/8,::1/128")
+    async with open_session(settings, recorder) as session:
+        for host in ("10.1.2.3:1234", "[::1]:9", "[::ffff:10.0.0.1]:5", "11.0.0.1", "127.0.0.1"):
+            await try_post(session, f"http://{host}/hook")
+
+    assert recorder.addresses == ["10.1.2.3", "::1", "::ffff:a00:1", "11.0.0.1"]
+
+
+async def post_through(resolver: Resolver, recorder: Recorder, times: int) -> list[BaseException]:
+    """POST to a name that ``resolver`` answers for."""
+    connector = create_connector([], limit=4, open_socket=recorder)
+    connector._resolver = resolver
+    async with ClientSession(connector=connector, timeout=ClientTimeout(total=5)) as session:
+        return [await try_post(session, "http://name.example/") for _ in range(times)]
+
+
+async def test_rebinding_is_seen_at_every_attempt() -> None:
+    """A name that was public a moment ago is checked again, because nothing is remembered."""
+    recorder = Recorder()
+
+    await post_through(Resolver(["8.8.8.8"], ["127.0.0.1"]), recorder, 2)
+
+    assert recorder.addresses == ["8.8.8.8"]
+
+
+async def test_of_several_answers_the_bad_one_is_never_connected() -> None:
+    """One public answer does not vouch for the private one beside it."""
+    recorder = Recorder()
+
+    await post_through(Resolver(["10.0.0.1", "8.8.8.8", "169.254.169.254"]), recorder, 1)
+
+    assert set(recorder.addresses) == {"8.8.8.8"}
+
+
+def test_the_refusal_names_the_reason_not_the_address() -> None:
+    """The log of a webhook's owner learns why, and nothing about our network."""
+    info: Any = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 80))
+
+    with pytest.raises(AddressDeniedError, match=r"\(private\)"):
+        create_socket_factory([], Recorder())(info)
