@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
 from aiohttp import web
 
@@ -19,11 +19,15 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.queue import Queue
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_runner"]
 
 _log = logging.getLogger(__name__)
 _RESTART_S = 1.0
+_SHUTDOWN_S = 10.0
+_CANCEL_AGAIN_S = 0.2
+_IDLE_CONNECTION_S = 75.0
 _KEEP_ALIVE_S = 15.0
+_MISSED_HEARTBEATS = 3
 
 
 def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.Application:
@@ -46,6 +50,17 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     return app
 
 
+def create_runner(app: web.Application, *, shutdown_s: float = _SHUTDOWN_S) -> web.AppRunner:
+    """Return the server of ``app``. Bodies arrive as sent: ``bodies`` unpacks them."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=_IDLE_CONNECTION_S,
+        shutdown_timeout=shutdown_s,
+    )
+
+
 async def _stores(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     app[DATABASE] = Database(settings.database)
@@ -60,16 +75,16 @@ def _services(
     registry: Mapping[str, ModelConfig],
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def services(app: web.Application) -> AsyncIterator[None]:
-        app[CATALOG] = Catalog(app[DATABASE], registry)
+        app[CATALOG] = Catalog(
+            app[DATABASE], registry, alive_within_s=_MISSED_HEARTBEATS * app[SETTINGS].heartbeat_s
+        )
         app[DIGESTS] = DigestCache()
         app[WAITERS] = waiters = Waiters(app[DATABASE], app[QUEUE])
         app[SUBMITTER] = submitter = Submitter(app[DATABASE], app[QUEUE])
         services = (submitter.run, submitter.hint, waiters.listen, waiters.poll)
         tasks = [asyncio.create_task(_keep_running(service)) for service in services]
         yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
 
     return services
 
@@ -85,6 +100,15 @@ async def _keep_running(service: Callable[[], Awaitable[None]]) -> None:
                 extra={"action": "service_ended", "service": service.__qualname__},
             )
         await asyncio.sleep(_RESTART_S)
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    """End the tasks. A cancel that arrives inside redis-py may be lost there: it is repeated."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
 
 
 async def _let_waiters_go(app: web.Application) -> None:

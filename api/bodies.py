@@ -1,6 +1,7 @@
 """Request bodies in, JSON out: the only place that reads a body or encodes an answer."""
 
 import asyncio
+import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -9,26 +10,34 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from api.negotiation import JSON, check_json_body
-from contract.errors import InvalidRequestError, MalformedRequestError, TooLargeError
+from contract.errors import (
+    InvalidRequestError,
+    MalformedRequestError,
+    TooLargeError,
+    UnsupportedMediaTypeError,
+)
 from contract.scores import parse_json
 
 __all__ = ["check_plain_text", "json_response", "parse_body", "read_body"]
 
 _T = TypeVar("_T")
 _BODY_TIMEOUT_S = 120.0
+#: zlib's window argument, by content coding.
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
-    """Return the body, decompressed.
+    """Return the body, decompressed (gzip, deflate).
 
-    Raises ``TooLargeError`` that names the limit (also for a body that only unpacks to more), and
-    ``MalformedRequestError`` for one that does not unpack.
+    Raises ``TooLargeError`` that names the limit (also for a body that only unpacks to more),
+    ``MalformedRequestError`` for one that does not unpack, ``UnsupportedMediaTypeError`` for
+    another coding.
     """
     if (request.content_length or 0) > max_bytes:
         _refuse_size(max_bytes)
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
-            return await request.read()
+            body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         _refuse_size(max_bytes)
     except TimeoutError as error:
@@ -36,6 +45,13 @@ async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
     except (web.RequestPayloadError, HttpProcessingError) as error:
         message = f"the body cannot be read: {error}"
         raise MalformedRequestError(message) from error
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding == "identity":
+        return body
+    if coding not in _WINDOWS:
+        message = f"the body may be coded as gzip or deflate, not {coding[:100]}"
+        raise UnsupportedMediaTypeError(message, param="Content-Encoding")
+    return await asyncio.to_thread(_decompress, body, _WINDOWS[coding], max_bytes)
 
 
 def parse_body(request: web.Request, body: bytes, kind: type[_T]) -> _T:
@@ -62,6 +78,22 @@ def check_plain_text(text: str, param: str) -> str:
         message = f"{param} holds a NUL or an unpaired surrogate"
         raise InvalidRequestError(message, param=param)
     return text
+
+
+def _decompress(body: bytes, window: int, max_bytes: int) -> bytes:
+    """Unpack no more than one byte above the limit."""
+    unpacker = zlib.decompressobj(window)
+    try:
+        unpacked = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        message = f"the body cannot be unpacked: {error}"
+        raise MalformedRequestError(message) from error
+    if len(unpacked) > max_bytes:
+        _refuse_size(max_bytes)
+    if not unpacker.eof:
+        message = "the body cannot be unpacked: it ends too early"
+        raise MalformedRequestError(message)
+    return unpacked
 
 
 def _refuse_size(max_bytes: int) -> NoReturn:

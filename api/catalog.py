@@ -22,10 +22,16 @@ class Catalog:
     """
 
     def __init__(
-        self, database: Database, registry: Mapping[str, ModelConfig], *, max_age_s: float = 1.0
+        self,
+        database: Database,
+        registry: Mapping[str, ModelConfig],
+        *,
+        alive_within_s: float,
+        max_age_s: float = 1.0,
     ) -> None:
         self._database = database
         self._registry = registry
+        self._alive_within_s = alive_within_s
         self._max_age_s = max_age_s
         self._read_at = -max_age_s
         self._lock = asyncio.Lock()
@@ -38,7 +44,9 @@ class Catalog:
                 self._read_at = time.monotonic()
                 try:
                     async with self._database.snapshot() as tx:
-                        self._statuses = self._merge(await workers.models(tx))
+                        self._statuses = self._merge(
+                            await workers.models(tx, alive_within_s=self._alive_within_s)
+                        )
                 except StoreUnavailableError:
                     _log.warning("cannot read the models", extra={"action": "models_unread"})
         return self._statuses

@@ -8,15 +8,13 @@ from collections.abc import Mapping
 import uvloop
 from aiohttp import web
 
-from api.app import create_app
+from api.app import create_app, create_runner
 from contract.config import Settings
 from contract.models import ModelConfig
 
 __all__ = ["run", "serve"]
 
 _log = logging.getLogger(__name__)
-_SHUTDOWN_S = 10.0
-_IDLE_CONNECTION_S = 75.0
 _BACKLOG = 1024
 
 
@@ -31,12 +29,7 @@ async def serve(settings: Settings, models: Mapping[str, ModelConfig]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        create_app(settings, models),
-        access_log=None,
-        keepalive_timeout=_IDLE_CONNECTION_S,
-        shutdown_timeout=_SHUTDOWN_S,
-    )
+    runner = create_runner(create_app(settings, models))
     await runner.setup()
     try:
         await web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG).start()

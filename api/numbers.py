@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 from contract.errors import ScoreError
 
-__all__ = ["ITEM_BYTES", "decode_floats", "finite_row", "rows_of"]
-
-#: Bytes of one element, by safetensors dtype.
-ITEM_BYTES: dict[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+__all__ = ["decode_floats", "finite_row", "rows_of"]
 
 
 def decode_floats(data: bytes, dtype: str) -> list[float]:

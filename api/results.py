@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from api.numbers import ITEM_BYTES, decode_floats, finite_row, rows_of
+from api.numbers import decode_floats, finite_row, rows_of
 from api.rendering import (
     HIDDEN_STATES,
     find_tensor,
@@ -27,6 +27,7 @@ from contract.scores import Scores, Usage
 from storage import jobs
 from storage.jobs import JobRow
 from storage.refs import TensorRef
+from storage.tensors import ITEM_BYTES
 
 __all__ = [
     "check_has_result",

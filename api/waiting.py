@@ -62,8 +62,8 @@ class Waiters:
 
     async def listen(self) -> None:
         """Pass on what Redis tells, for ever; the queue reconnects by itself."""
-        async for job_ids in self._queue.finished():
-            self.wake(job_ids)
+        async for job_id in self._queue.finished():
+            self.wake([job_id])
 
     async def poll(self) -> None:
         """Ask SQL about the waited ids, for ever. A store that is away is asked again."""

@@ -11,7 +11,7 @@ from api.state import DATABASE, WAITERS
 from api.waiting import wait_for
 from contract.jobs import TERMINAL
 from contract.moments import render_moment
-from contract.webhooks import Event, EventType
+from contract.webhooks import Event
 from storage import events, jobs
 from storage.events import EventRow
 from storage.jobs import JobRow
@@ -60,7 +60,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
 async def _read(request: web.Request, row: JobRow, seen: int) -> tuple[JobRow, list[EventRow]]:
     async with request.app[DATABASE].snapshot() as tx:
         row = await jobs.get_job(tx, row.tenant, row.id)
-        written = await events.events_of_job(tx, row.id)
+        written = await events.list_events(tx, row.id)
     return row, [event for event in written if event.sequence > seen]
 
 
@@ -72,8 +72,8 @@ def _render_state(request: web.Request, row: JobRow) -> bytes:
 
 def _render_event(request: web.Request, row: JobRow, event: EventRow) -> bytes:
     body = Event(
-        type=EventType(event.type),
-        timestamp=render_moment(event.at),
+        type=event.type,
+        timestamp=render_moment(event.created_at),
         sequence=event.sequence,
         data=msgspec.to_builtins(render_job(request, row)),
     )

@@ -8,20 +8,21 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
-from api.preferences import parse_preferences
-from api.ranges import is_match
 from api.idempotency import IdempotencyKey
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
 from api.negotiation import JSON
 from api.pages import parse_cursor, parse_limit, render_cursor, render_next_link
+from api.preferences import parse_preferences
+from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
 from api.state import BLOBS, DATABASE, QUEUE, SETTINGS, WAITERS, tenant_of
 from api.submission import request_key
-from contract.errors import InvalidRequestError
+from contract.errors import GoneError, InvalidRequestError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
-from storage import idempotency, jobs, outcomes, receipts, refs
+from storage import forgetting, idempotency, jobs, outcomes, receipts
 from storage.database import Transaction
+from storage.refs import BlobRef
 
 __all__ = ["add_routes"]
 
@@ -131,10 +132,15 @@ async def delete_job(request: web.Request) -> web.StreamResponse:
     """Delete a job that ended: its rows and its bytes are gone when this answers."""
     job_id = parse_job_id(request)
     database = request.app[DATABASE]
-    async with database.transaction() as tx:
-        ref = await refs.delete_job(tx, tenant_of(request), job_id)
+    try:
+        async with database.transaction() as tx:
+            ref = await forgetting.delete_job(tx, tenant_of(request), job_id)
+    except GoneError:
+        # An earlier delete may have been cut off between the rows and the bytes.
+        await forgetting.forget(database, request.app[BLOBS], BlobRef(job_id, ""))
+        raise
     if ref is not None:
-        await refs.forget(database, request.app[BLOBS], ref)
+        await forgetting.forget(database, request.app[BLOBS], ref)
     return web.Response(status=204)
 
 

@@ -27,7 +27,7 @@ from api.tensor_files import TensorFile, render_header, serve_file
 from contract.errors import InvalidRequestError, NotFoundError
 from storage.jobs import JobRow
 from storage.refs import TensorRef
-from storage.tensors import render_safetensors
+from storage.tensors import Tensor, render_safetensors
 
 __all__ = ["HiddenStates", "add_routes"]
 
@@ -127,7 +127,7 @@ async def _pack_scores(request: web.Request, row: JobRow) -> bytes:
         if tensor.name == HIDDEN_STATES:
             continue
         data = await read_tensor(request, row, tensor.name) or b""
-        tensors.append((tensor.name, tensor.dtype, list(tensor.shape), data))
+        tensors.append(Tensor(tensor.name, tensor.dtype, tensor.shape, data))
     return render_safetensors(tensors, {"job": row.id, "model": row.model})
 
 
