@@ -2,14 +2,14 @@
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, bindparam, insert, literal_column, select
 
 from contract.errors import GoneError, JobNotFoundError
-from contract.jobs import LANES, JobState, Lane
+from contract.jobs import LANES, TERMINAL, JobState, Lane
 from storage.database import Transaction, database_now
 from storage.ids import create_id
 from storage.refs import TensorRef, decode_tensors
@@ -21,6 +21,7 @@ __all__ = [
     "NewJob",
     "QueueDepth",
     "add_jobs",
+    "finished_among",
     "get_job",
     "list_jobs",
     "parse_job",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 _LARGE_BYTES = 256 * 1024
+_IDS_A_STATEMENT = 500
+_OPEN = [state.value for state in JobState if state not in TERMINAL]
 _PAYLOAD = ("result", "tensors")
 _UNREAD = ("request", "available_at", "lease_until_at", "hinted_at", "expires_after_s")
 
@@ -157,6 +160,19 @@ async def list_jobs(  # a filter each
         query = query.where(jobs.c.metadata[key].as_string() == value)
     result = await tx.execute(query.order_by(jobs.c.id.desc()).limit(limit))
     return [parse_job(row) for row in result]
+
+
+async def finished_among(tx: Transaction, ids: Collection[str]) -> set[str]:
+    """Return those of ``ids`` that will not change any more: ended, deleted, or never there."""
+    open_ids: set[str] = set()
+    waited = list(ids)
+    for start in range(0, len(waited), _IDS_A_STATEMENT):
+        some = waited[start : start + _IDS_A_STATEMENT]
+        query = select(jobs.c.id).where(
+            jobs.c.id.in_(some), jobs.c.state.in_(_OPEN), jobs.c.deleted_at.is_(None)
+        )
+        open_ids.update((await tx.execute(query)).scalars())
+    return set(ids) - open_ids
 
 
 async def read_request(tx: Transaction, tenant: str, job_id: str) -> bytes:
