@@ -32,6 +32,10 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._events)
 
+    def count_of(self, job_id: str) -> int:
+        """Return how many wait for this job."""
+        return self._events[job_id][1] if job_id in self._events else 0
+
     @contextlib.contextmanager
     def watch(self, job_id: str) -> Iterator[asyncio.Event]:
         """Yield an event that is set once the job ended.
