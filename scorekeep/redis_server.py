@@ -96,6 +96,7 @@ save ""
 maxmemory-policy noeviction
 daemonize no
 loglevel warning
+logfile "{folder.absolute() / "redis.log"}"
 """
     )
     return RedisServer((binary, str(configuration.absolute())), port, password)
