@@ -118,8 +118,7 @@ def _load(
             trust_remote_code=config.trust_remote_code,
         )
     except _FAULTS as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {lines[0]}"
+        message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {_explain(error)}"
         raise ModelLoadError(message) from error
     left = _restore_biases(model, checkpoint, sorted(info["unexpected_keys"]))
     _check_weights(checkpoint, model, info, left)
@@ -180,8 +179,9 @@ def _load_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> Tokenizer:
             checkpoint.folder, trust_remote_code=config.trust_remote_code
         )
     except _FAULTS as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"{checkpoint.name}: {checkpoint.folder} has no usable tokenizer: {lines[0]}"
+        message = (
+            f"{checkpoint.name}: {checkpoint.folder} has no usable tokenizer: {_explain(error)}"
+        )
         raise ModelLoadError(message) from error
     if not tokenizer.is_fast:
         message = (
@@ -253,6 +253,11 @@ def _describe(
         hidden_states=f"last layer, after its final norm: {position}",
         refusals=examined.refusals,
     )
+
+
+def _explain(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{lines[0]} ({type(error).__name__})"
 
 
 def _list(keys: list[str]) -> str:

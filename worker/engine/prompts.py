@@ -96,9 +96,9 @@ class Prompter:
         excess = given - self.max_tokens
         if excess <= 0:
             return encoded, TokenCounts(given, given, 0)
-        if mode is Truncation.ERROR or encoded.parts is None:
+        if mode == Truncation.ERROR or encoded.parts is None:
             raise self._too_long(given, "")
-        wanted = 1 if mode is Truncation.ITEM else 0
+        wanted = 1 if mode == Truncation.ITEM else 0
         places = np.flatnonzero(encoded.parts == wanted)
         if len(places) < excess:
             raise self._too_long(given, f", {given - len(places)} of them beside the {mode}")

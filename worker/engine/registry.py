@@ -25,6 +25,7 @@ __all__ = ["Checkpoint", "choose_device", "choose_dtype", "find_checkpoint"]
 REWARDS: frozenset[str] = frozenset()
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _DTYPES = {
     "float32": torch.float32,
@@ -68,6 +69,7 @@ def find_checkpoint(name: str, config: ModelConfig) -> Checkpoint:
             "set trust_remote_code = true only if you have read it"
         )
         raise ModelLoadError(message)
+    _check_tokenizer(name, folder)
     weights = _find_weights(name, folder, config)
     return Checkpoint(name, folder, raw, weights, _fingerprint(weights))
 
@@ -129,6 +131,13 @@ def _find_folder(name: str, config: ModelConfig) -> Path:
         )
         raise ModelLoadError(message) from error
     return Path(found)
+
+
+def _check_tokenizer(name: str, folder: Path) -> None:
+    """Transformers makes up an empty tokenizer where there are no files for one."""
+    if not any(path for kind in _TOKENIZERS for path in folder.glob(kind)):
+        message = f"{name}: {folder} holds no tokenizer ({', '.join(_TOKENIZERS)})"
+        raise ModelLoadError(message)
 
 
 def _read_config(name: str, folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def choose_activation(request: ScoreRequest, model: ModelDescription) -> Activat
     """Return what a classification request applies to the logits, never ``MODEL``."""
     if request.activation is None:
         return Activation.SOFTMAX if request.apply_softmax else Activation.NONE
-    if request.activation is Activation.MODEL:
+    if request.activation == Activation.MODEL:
         return model.default_activation or Activation.NONE
     return request.activation
 

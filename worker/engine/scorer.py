@@ -47,7 +47,7 @@ class ModelScorer:
         """Tokenise and check ``request``; see ``Scorer``."""
         model = self._description
         warnings = check_request(request, model)
-        if request.activation is Activation.MODEL and model.default_activation is None:
+        if request.activation == Activation.MODEL and model.default_activation is None:
             message = f"{model.name}'s config names an activation that is not known; name one"
             raise InvalidRequestError(message, param="activation")
         check_input_ids(request, self._width)
