@@ -1,6 +1,7 @@
 """``POST /v1/score``: SGLang's route, which waits, and is a durable job behind it."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.api.service import Answer, Service
 BODY = {"model": "tiny", "items": ["a", "b"]}
 
 
-async def score(service: Service, body: dict[str, object], **options: object) -> Answer:
+async def score(service: Service, body: Mapping[str, object], **options: object) -> Answer:
     """POST to the route and play the worker's part."""
     waiting = asyncio.create_task(service.post("/v1/score", body))
     claimed = await service.next_claim()
