@@ -28,6 +28,7 @@ _TAILS = f"""
 tails(model, lane, tenant) AS (
     SELECT m.value, l.lane, {_NEXT_TENANT.format(model="m.value", lane="l.lane", beyond="")}
     FROM MODELS m CROSS JOIN (SELECT 0 AS lane UNION ALL SELECT 1 UNION ALL SELECT 2) l
+    WHERE l.lane <= :last_lane
     UNION ALL
     SELECT t.model, t.lane, {
     _NEXT_TENANT.format(model="t.model", lane="t.lane", beyond=" AND j.tenant > t.tenant")
@@ -53,8 +54,8 @@ locked AS MATERIALIZED (
     FROM CANDIDATES
     WHERE j.state = 'queued'
     ORDER BY c.place
-    LIMIT (SELECT CASE crashes WHEN 0 THEN :max_jobs WHEN 1 THEN min(8, :max_jobs) ELSE 1 END
-           FROM class)
+    LIMIT coalesce((SELECT CASE crashes WHEN 0 THEN :max_jobs WHEN 1 THEN min(8, :max_jobs)
+                           ELSE 1 END FROM class), 0)
     {{skip j}}),
 taken AS MATERIALIZED (
     SELECT s.id AS taken_id FROM (
@@ -115,7 +116,7 @@ ranked AS MATERIALIZED (
     FROM share s JOIN heads h ON h.model = s.model JOIN jobs c ON c.id IN (
         SELECT j.id FROM jobs j
         WHERE j.model = h.model AND j.lane = h.lane AND j.tenant = h.tenant AND {_READY}
-        ORDER BY j.available_at, j.id LIMIT (SELECT rows FROM share))),
+        ORDER BY j.available_at, j.id LIMIT coalesce((SELECT rows FROM share), 0))),
 {_TAKEN.replace("CANDIDATES", "candidates c JOIN jobs j ON j.id = c.id")}
 """  # noqa: S608  # constants of ours
 

@@ -70,7 +70,7 @@ class Renewal:
     cancelled: set[str]
 
 
-async def claim_jobs(  # each limits the claim
+async def claim_jobs(  # noqa: PLR0913  # each limits the claim
     tx: Transaction,
     *,
     worker: str,
@@ -79,12 +79,14 @@ async def claim_jobs(  # each limits the claim
     max_tokens: int,
     lease_s: float,
     aged_first: bool | None = None,
+    last_lane: Lane = LANES[-1],
 ) -> list[ClaimedJob]:
     """Take up to ``max_jobs`` queued jobs of one of ``models``, the most urgent lane first.
 
     Takes at least one job, and no more than ``max_tokens`` with more than one. Tenants take turns.
     Jobs whose worker died come in groups of 8, then alone. ``aged_first`` is drawn by chance: it
-    serves what waited longest, so that a busy lane cannot starve those behind it.
+    serves what waited longest, so that a busy lane cannot starve those behind it. Lanes behind
+    ``last_lane`` are left alone.
     """
     if aged_first is None:
         aged_first = random.randrange(_AGED_EVERY) == 0  # noqa: S311
@@ -96,6 +98,7 @@ async def claim_jobs(  # each limits the claim
         "lease_s": lease_s,
         "aged": int(aged_first),
         "ageing_s": AGEING_S,
+        "last_lane": LANES.index(last_lane),
     }
     result = await execute(tx, CLAIM[tx.dialect.name], parameters)
     claimed = [

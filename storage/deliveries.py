@@ -3,6 +3,7 @@
 Claimed and fenced as jobs are: by an attempt number and a lease of the database's clock.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from sqlalchemy import select
 from contract.webhooks import EventType
 from storage.database import Transaction
 from storage.jobs import JobRow, parse_job, select_jobs
-from storage.statements import execute
+from storage.statements import execute, pack
 from storage.tables import delivery_attempts, jobs
 
 __all__ = [
@@ -76,13 +77,20 @@ class DeliveryRow:
 
 
 async def claim_deliveries(
-    tx: Transaction, *, worker: str, limit: int, lease_s: float
+    tx: Transaction,
+    *,
+    worker: str,
+    limit: int,
+    lease_s: float,
+    busy_origins: Collection[str] = (),
 ) -> list[DueDelivery]:
     """Take up to ``limit`` deliveries that are due; another worker may take them after ``lease_s``.
 
-    ``lease_s`` must exceed the time that one attempt may take.
+    ``lease_s`` must exceed the time that one attempt may take. URLs that start with one of
+    ``busy_origins`` are left for later, so that one slow receiver does not fill the page.
     """
-    parameters = {"worker": worker, "limit": limit, "lease_s": lease_s}
+    busy = pack({"origin": origin} for origin in sorted(busy_origins))
+    parameters = {"worker": worker, "limit": limit, "lease_s": lease_s, "rows": busy}
     claimed = (await execute(tx, _CLAIM, parameters)).all()
     if not claimed:
         return []
@@ -171,7 +179,9 @@ def _clean(answer: str | None) -> str | None:
 _CLAIM = """
 WITH due AS MATERIALIZED (
     SELECT d.id AS due_id FROM deliveries d
-    WHERE d.state = 'pending' AND d.due_at <= {now}
+    WHERE d.state = 'pending' AND d.due_at <= {now} AND NOT EXISTS (
+        SELECT 1 FROM {rows(origin text)} b
+        WHERE substr(d.url, 1, length(b.origin)) = b.origin)
     ORDER BY d.due_at LIMIT :limit {skip d})
 UPDATE deliveries SET attempt = attempt + 1, worker = :worker, due_at = {now} + :lease_s
 FROM due WHERE deliveries.id = due_id

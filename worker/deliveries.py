@@ -33,8 +33,8 @@ from worker.webhooks import Attempt, choose_delay_s, post
 __all__ = ["Deliverer"]
 
 _LOG = logging.getLogger(__name__)
-#: The share of all places that one host may take.
-_HOST_SHARE = 8
+#: The share of all places that one receiver may take.
+_ORIGIN_SHARE = 8
 _KEPT_ANSWER_BYTES = 2048
 _LONGEST_BACKOFF_S = 5.0
 
@@ -69,7 +69,7 @@ class Deliverer:
         self._closed = False
         self._busy: Counter[str] = Counter()
         self._reports: list[_Report] = []
-        self._host_places = max(1, settings.webhook_concurrency // _HOST_SHARE)
+        self._origin_places = max(1, settings.webhook_concurrency // _ORIGIN_SHARE)
         #: Longer than an attempt can take: what is not recorded by then is somebody else's.
         self._lease_s = settings.webhook_timeout_s * 2 + settings.lease_s
 
@@ -106,20 +106,21 @@ class Deliverer:
         free = self._settings.webhook_concurrency - self._busy.total()
         if free <= 0:
             return []
-        busy = [host for host, count in self._busy.items() if count >= self._host_places]
+        busy = [origin for origin, count in self._busy.items() if count >= self._origin_places]
         try:
             async with self._database.transaction() as tx:
                 due = await claim_deliveries(
                     tx,
                     worker=self._worker,
-                    limit=min(free, self._host_places),
+                    limit=min(free, self._origin_places),
                     lease_s=self._lease_s,
+                    busy_origins=busy,
                 )
                 secrets = {d.tenant: await webhook_secrets(tx, d.tenant) for d in due}
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("no delivery claimed", extra={"reason": error.message})
             return []
-        self._busy.update(_host_of(delivery) for delivery in due)
+        self._busy.update(_origin_of(delivery) for delivery in due)
         return [(delivery, secrets[delivery.tenant]) for delivery in due]
 
     async def _deliver(self, delivery: DueDelivery, secrets: Sequence[str]) -> None:
@@ -131,10 +132,10 @@ class Deliverer:
         except Exception:  # noqa: BLE001  # the claim ends, and the delivery is due again
             _LOG.exception("delivery raised", extra={"delivery": delivery.id})
         finally:
-            host = _host_of(delivery)
-            self._busy[host] -= 1
-            if self._busy[host] <= 0:
-                del self._busy[host]
+            origin = _origin_of(delivery)
+            self._busy[origin] -= 1
+            if self._busy[origin] <= 0:
+                del self._busy[origin]
             self._wake.set()
 
     async def _attempt(self, delivery: DueDelivery, secrets: Sequence[str]) -> Attempt:
@@ -210,5 +211,7 @@ def _render_answer(answer: bytes) -> str:
     return answer[:_KEPT_ANSWER_BYTES].decode(errors="replace").replace("\0", "\ufffd")
 
 
-def _host_of(delivery: DueDelivery) -> str:
-    return urlsplit(delivery.url).netloc.lower()
+def _origin_of(delivery: DueDelivery) -> str:
+    """Return scheme, host and port: what shares its places."""
+    parts = urlsplit(delivery.url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -70,6 +70,7 @@ class Worker:
         self._settings = settings
         self._configs = configs
         self._engine = engine or create_engine()
+        self.ended = asyncio.Event()
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -80,6 +81,11 @@ class Worker:
             os._exit(_EXIT_AT_ONCE)
         _LOG.info("draining", extra={"worker": self.id})
         self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping.is_set()
 
     async def run(self) -> int:
         """Run until stopped; return the exit code."""
@@ -93,6 +99,7 @@ class Worker:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
             await stores.close()
+            self.ended.set()
 
     async def _run_parts(self, stores: Stores) -> int:
         async with open_session(self._settings) as session, asyncio.TaskGroup() as group:

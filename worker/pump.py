@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from contract.errors import ModelUnavailableError, StoreUnavailableError
+from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
 from storage.claims import ClaimedJob, claim_jobs
@@ -25,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 #: Batches claimed and not yet through the model: one on the device, one ready behind it.
 _AHEAD = 2
 #: A place of its own for what somebody waits for, while bulk fills the others.
-_URGENT = 0
+_URGENT = 1
 #: Batches being written at a time; more would only pile up in memory.
 _WRITES = 4
 _REMEMBERED = 10_000
@@ -138,6 +139,7 @@ class Pump:
                     max_jobs=self._settings.claim_jobs,
                     max_tokens=self._settings.batch_tokens,
                     lease_s=self._settings.lease_s,
+                    last_lane=LANES[0] if place.urgent else LANES[-1],
                 )
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("nothing claimed", extra={"reason": error.message})

@@ -12,9 +12,10 @@ from aiohttp import web
 
 from contract.config import Settings
 from contract.jobs import TERMINAL, Lane
-from contract.models import ModelConfig
+from contract.models import ModelConfig, ModelState
 from contract.scores import Problem
 from contract.webhooks import Event, verify
+from storage import workers
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.jobs import JobRow, NewJob, add_jobs, get_job
@@ -142,6 +143,25 @@ class Bench:
             while not await check():  # noqa: ASYNC110  # the store sends no signal
                 await asyncio.sleep(0.01)
 
+    async def wait_until_claimed(self, job_id: str) -> None:
+        """Return when a worker holds the job."""
+
+        async def is_claimed() -> bool:
+            return (await self.get(job_id)).attempt > 0
+
+        await self.wait_until(is_claimed)
+
+    async def wait_for_models(self, *names: str) -> None:
+        """Return when all of these are ready on a live worker."""
+
+        async def are_ready() -> bool:
+            async with self.database.snapshot() as tx:
+                statuses = await workers.models(tx, alive_within_s=30)
+            ready = {status.name for status in statuses if status.state is ModelState.READY}
+            return set(names) <= ready
+
+        await self.wait_until(are_ready)
+
     async def scores(self, row: JobRow) -> list[list[float]]:
         """Return the stored scores, NaN where an item failed."""
         tensor = next(tensor for tensor in row.tensors if tensor.name == "scores")
@@ -167,6 +187,7 @@ async def run_worker(
     *scorers: Scorer,
     failing: Mapping[str, Exception] | None = None,
     deliveries_only: bool = False,
+    exit_code: int = 0,
 ) -> AsyncIterator[Worker]:
     """Run a worker that serves ``scorers``; drain it at the end and check that it ended well."""
     known = {scorer.description.name: scorer for scorer in scorers}
@@ -184,11 +205,11 @@ async def run_worker(
     try:
         yield worker
     finally:
-        if not running.done():
+        if not running.done() and not worker.stopping:
             worker.stop()
         async with asyncio.timeout(20):
             code = await running
-    assert code == 0
+    assert code == exit_code
 
 
 @dataclass
