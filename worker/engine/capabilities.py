@@ -39,6 +39,8 @@ class Examined:
     pooling: Pooling
     attention: str
     refusals: dict[str, str] = field(default_factory=dict)
+    #: how many logits the head yields
+    width: int = 0
     #: how far the engine's logits were from the stock model's
     difference: float = 0.0
 
@@ -61,7 +63,8 @@ def examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
             else _list_heads(model, replay)
         )
         network, pooling, difference = _find_head(model, backbone, heads, probes, stock)
-        examined = Examined(network, pooling, stock_attention, difference=difference)
+        examined = Examined(network, pooling, stock_attention, width=stock.shape[-1])
+        examined.difference = difference
         reason = _refuse_packing(model, backbone) or _try_packing(examined, probes)
         if reason is None:
             examined.attention = packing.NAME

@@ -5,8 +5,10 @@ What the engine relies on is checked when a model is loaded, by trying it, not b
 
 from typing import Any, TypeAlias
 
-__all__ = ["Encoding", "Model", "Tokenizer"]
+__all__ = ["Config", "Encoding", "Model", "Tokenizer"]
 
+#: a ``PreTrainedConfig``, whose fields depend on the family
+Config: TypeAlias = Any
 #: a ``PreTrainedModel`` with a head
 Model: TypeAlias = Any
 #: a fast ``PreTrainedTokenizerBase``

@@ -9,6 +9,7 @@ Dimension key:
     D  hidden size                 C  classes
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -67,8 +68,11 @@ def detach_backbone(model: Model) -> tuple[nn.Module, Replay]:
     return backbone, replay
 
 
-def find_linear(model: Model) -> nn.Linear | None:
-    """Return the head where it is one linear layer and nothing else beside the backbone."""
+def find_linear(model: Model) -> Callable[[Tensor], Tensor] | None:
+    """Return the head where it is one linear layer beside the backbone, or a reward's own."""
+    reward: Callable[[Tensor], Tensor] | None = getattr(model, "apply_head", None)
+    if reward is not None:
+        return reward
     heads = [
         child
         for child in model.children()
@@ -86,7 +90,12 @@ class ClassificationHead:
     """
 
     def __init__(
-        self, model: Model, replay: Replay, pooling: Pooling, *, linear: nn.Module | None = None
+        self,
+        model: Model,
+        replay: Replay,
+        pooling: Pooling,
+        *,
+        linear: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model = model
         self.replay = replay
@@ -96,7 +105,8 @@ class ClassificationHead:
     @property
     def name(self) -> str:
         """What the head is, for the receipt."""
-        return "linear" if self.linear is not None else f"{type(self.model).__name__}'s own"
+        plain = isinstance(self.linear, nn.Linear)
+        return "linear" if plain else f"{type(self.model).__name__}'s own"
 
     def read(
         self, hidden_TD: Tensor, begins_B: Tensor, ends_B: Tensor, spans: list[Span]

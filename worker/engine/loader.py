@@ -1,21 +1,16 @@
-"""From a registry entry to a scorer: the only place that calls ``from_pretrained``.
-
-A checkpoint is served as it is or not at all: weights that are missing, newly initialised or left
-over are an error that names them, never a random head.
-"""
+"""From a registry entry to a scorer: what a checkpoint is taken for, and its tokenizer."""
 
 import logging
 import os
 import re
-from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig, ModelDescription, ScoringPath
+from contract.scores import Activation
 from worker.engine import packing
 from worker.engine.activations import read_default_activation
 from worker.engine.capabilities import Examined, examine
@@ -25,17 +20,13 @@ from worker.engine.pooling import Pooling
 from worker.engine.prompts import Prompter
 from worker.engine.receipt import describe_model
 from worker.engine.registry import Checkpoint, choose_device, choose_dtype, find_checkpoint
+from worker.engine.rewards import REWARD_CLASSES
 from worker.engine.scorer import ModelScorer
 from worker.engine.seam import Scorer
+from worker.engine.weights import FAULTS, explain, load_weights
 
 __all__ = ["load_model", "set_up_threads"]
 
-#: what from_pretrained raises for files and configs that it cannot read
-_FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError)
-#: stored by older transformers versions and recomputed by newer ones
-_LEFTOVERS = re.compile(
-    r"position_ids$|inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$|num_batches"
-)
 _DEFAULT_LIMIT = 512
 
 
@@ -62,7 +53,7 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
     dtype = choose_dtype(name, config, checkpoint.raw, device.type)
     path = config.path or _guess_path(checkpoint)
     with _quiet_transformers():
-        model = _load(checkpoint, config, path, dtype)
+        model = load_weights(checkpoint, config, path, dtype)
         tokenizer = _load_tokenizer(checkpoint, config)
     max_tokens = _choose_limit(name, config, model, tokenizer)
     model.to(device).eval().requires_grad_(requires_grad=False)
@@ -101,86 +92,14 @@ def _guess_path(checkpoint: Checkpoint) -> ScoringPath:
     return ScoringPath.CAUSAL if causal else ScoringPath.CLASSIFICATION
 
 
-def _load(
-    checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, dtype: torch.dtype
-) -> Model:
-    kind: Any = (
-        transformers.AutoModelForCausalLM
-        if path is ScoringPath.CAUSAL
-        else transformers.AutoModelForSequenceClassification
-    )
-    try:
-        model, info = kind.from_pretrained(
-            checkpoint.folder,
-            dtype=dtype,
-            output_loading_info=True,
-            use_safetensors=None if config.allow_pickle else True,
-            trust_remote_code=config.trust_remote_code,
-        )
-    except _FAULTS as error:
-        message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {_explain(error)}"
-        raise ModelLoadError(message) from error
-    left = _restore_biases(model, checkpoint, sorted(info["unexpected_keys"]))
-    _check_weights(checkpoint, model, info, left)
-    return model
-
-
-def _check_weights(
-    checkpoint: Checkpoint, model: Model, info: dict[str, Any], left: list[str]
-) -> None:
-    missing = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
-    if missing:
-        message = (
-            f"{checkpoint.name}: {checkpoint.folder} ({checkpoint.architecture or 'no class'}) "
-            f"lacks weights of {type(model).__name__}: {_list(missing)}. They would be random "
-            "numbers: serve a checkpoint that has them"
-        )
-        raise ModelLoadError(message)
-    left = [key for key in left if not _LEFTOVERS.search(key)]
-    if left and checkpoint.architecture != type(model).__name__:
-        message = (
-            f"{checkpoint.name}: {checkpoint.architecture} is not known, and as "
-            f"{type(model).__name__} these of its weights would be ignored: {_list(left)}"
-        )
-        raise ModelLoadError(message)
-
-
-def _restore_biases(model: Model, checkpoint: Checkpoint, unexpected: list[str]) -> list[str]:
-    """Give a bias-free head the bias that its checkpoint has; return the keys still unused."""
-    left = []
-    for key in unexpected:
-        parent, _, kind = key.rpartition(".")
-        module: nn.Module | None = dict(model.named_children()).get(parent)
-        if (
-            kind == "bias"
-            and isinstance(module, nn.Linear)
-            and getattr(module, "bias", None) is None
-        ):
-            bias = _read_tensor(checkpoint, key).to(module.weight.dtype)
-            module.bias = nn.Parameter(bias, requires_grad=False)
-        else:
-            left.append(key)
-    return left
-
-
-def _read_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
-    for path in checkpoint.weights:
-        with safe_open(path, framework="pt") as file:
-            if key in file.keys():  # noqa: SIM118  # not a mapping
-                tensor: torch.Tensor = file.get_tensor(key)
-                return tensor
-    message = f"{checkpoint.name}: {key} is in no safetensors file of {checkpoint.folder}"
-    raise ModelLoadError(message)
-
-
 def _load_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> Tokenizer:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             checkpoint.folder, trust_remote_code=config.trust_remote_code
         )
-    except _FAULTS as error:
+    except FAULTS as error:
         message = (
-            f"{checkpoint.name}: {checkpoint.folder} has no usable tokenizer: {_explain(error)}"
+            f"{checkpoint.name}: {checkpoint.folder} has no usable tokenizer: {explain(error)}"
         )
         raise ModelLoadError(message) from error
     if not tokenizer.is_fast:
@@ -226,8 +145,7 @@ def _describe(
 ) -> ModelDescription:
     causal = path is ScoringPath.CAUSAL
     text = model.config.get_text_config()
-    names = model.config.id2label if not causal else {}
-    labels = [str(names[index]) for index in sorted(names)]
+    labels = [] if causal else _name_labels(model, examined)
     pair = not causal and examined.pooling is not Pooling.LAST
     position = {"last": "last token", "mean": "mean of all tokens"}.get(
         examined.pooling, "first token"
@@ -247,19 +165,21 @@ def _describe(
         pooling=str(examined.pooling),
         head=examined.network.head.name,
         pair=pair if config.pair is None else config.pair,
-        default_activation=None
-        if causal
-        else read_default_activation(model.config.to_dict(), len(labels)),
+        default_activation=None if causal else _find_activation(model, len(labels)),
         hidden_states=f"last layer, after its final norm: {position}",
         refusals=examined.refusals,
     )
 
 
-def _explain(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{lines[0]} ({type(error).__name__})"
+def _name_labels(model: Model, examined: Examined) -> list[str]:
+    """Return the classes by name; a reward model's one column is the reward."""
+    if type(model).__name__ in REWARD_CLASSES:
+        return ["reward"]
+    names = model.config.id2label
+    return [str(names.get(index, f"LABEL_{index}")) for index in range(examined.width)]
 
 
-def _list(keys: list[str]) -> str:
-    shown = ", ".join(keys[:6])
-    return f"{shown} and {len(keys) - 6} more" if len(keys) > 6 else shown
+def _find_activation(model: Model, count: int) -> Activation | None:
+    if type(model).__name__ in REWARD_CLASSES:
+        return Activation.NONE
+    return read_default_activation(model.config.to_dict(), count)

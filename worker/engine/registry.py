@@ -18,11 +18,9 @@ from transformers import CONFIG_MAPPING
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig
+from worker.engine.rewards import REWARD_CLASSES
 
 __all__ = ["Checkpoint", "choose_device", "choose_dtype", "find_checkpoint"]
-
-#: reward models that this engine builds itself, in place of their checkpoints' code
-REWARDS: frozenset[str] = frozenset()
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
@@ -159,7 +157,7 @@ def _read_config(name: str, folder: Path) -> dict[str, Any]:
 def _is_native(raw: dict[str, Any]) -> bool:
     """Whether transformers, or this engine, knows the architecture without its own code."""
     named = raw.get("architectures") or [""]
-    return str(raw.get("model_type")) in CONFIG_MAPPING or str(named[0]) in REWARDS
+    return str(raw.get("model_type")) in CONFIG_MAPPING or str(named[0]) in REWARD_CLASSES
 
 
 def _find_weights(name: str, folder: Path, config: ModelConfig) -> tuple[Path, ...]:
