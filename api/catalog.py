@@ -39,8 +39,10 @@ class Catalog:
 
     async def statuses(self) -> dict[str, ModelStatus]:
         """Return every known model by name, in the order of the names."""
+        if not self._is_stale():
+            return self._statuses
         async with self._lock:
-            if time.monotonic() - self._read_at >= self._max_age_s:
+            if self._is_stale():
                 self._read_at = time.monotonic()
                 try:
                     async with self._database.snapshot() as tx:
@@ -57,19 +59,22 @@ class Catalog:
         Raises ``UnknownModelError`` or ``InvalidRequestError`` that names those served.
         """
         statuses = await self.statuses()
+        if name in statuses:
+            return statuses[name]
+        if name is None and len(statuses) == 1:
+            return next(iter(statuses.values()))
         served = ", ".join(statuses) or "none yet: start a worker, or name models in the registry"
         if name is not None:
-            if name in statuses:
-                return statuses[name]
             message = f"no model {name[:100]!r} is served; served are: {served}"
             raise UnknownModelError(message, param="model")
-        if len(statuses) == 1:
-            return next(iter(statuses.values()))
         if not statuses:
             message = f"no model is served; served are: {served}"
             raise UnknownModelError(message, param="model")
         message = f"name the model; served are: {served}"
         raise InvalidRequestError(message, param="model")
+
+    def _is_stale(self) -> bool:
+        return time.monotonic() - self._read_at >= self._max_age_s
 
     def _merge(self, reported: list[ModelStatus]) -> dict[str, ModelStatus]:
         merged = {
