@@ -1,0 +1,143 @@
+"""Job rows: adding, reading, listing, counting."""
+
+import pytest
+
+from contract.errors import GoneError, JobNotFoundError
+from contract.jobs import JobState, Lane
+from storage.database import Database
+from storage.forgetting import delete_job
+from storage.jobs import add_jobs, get_job, list_jobs, queue_depth, read_request
+from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
+
+
+async def test_a_job_comes_back_as_it_was_submitted(database: Database) -> None:
+    """Every field survives, and the row that submitting returns is the row that reading returns."""
+    job = new_job(
+        lane=Lane.BULK,
+        metadata={"kind": 'a "quoted" one', "empty": ""},
+        webhook_url="https://example.com/hook",
+        webhook_events=["job.failed", "job.partial"],
+        queue_deadline_s=60.0,
+        run_timeout_s=5.0,
+        expires_after_s=100.0,
+    )
+    (row,) = await submit(database, job)
+
+    async with database.snapshot() as tx:
+        assert await get_job(tx, "t", row.id) == row
+        assert await read_request(tx, "t", row.id) == REQUEST
+    assert row.queue_deadline_at == pytest.approx(row.created_at + 60, abs=0.01)
+    assert row.state is JobState.QUEUED
+    assert row.lane is Lane.BULK
+    assert (row.attempt, row.item_count, row.estimated_tokens) == (0, 2, 10)
+    assert row.metadata == job.metadata
+    assert row.webhook_events == job.webhook_events
+    assert row.run_timeout_s == 5.0
+    assert row.hint == f"{row.id}:0"
+
+
+async def test_many_jobs_keep_their_order(database: Database) -> None:
+    """More rows than one statement carries come back in the order given, newest first in lists."""
+    rows = await submit(database, *(new_job(item_count=number) for number in range(1500)))
+
+    assert [row.item_count for row in rows] == list(range(1500))
+    assert [row.id for row in rows] == sorted(row.id for row in rows)
+
+
+async def test_no_jobs_are_no_statement(database: Database) -> None:
+    """An empty list is answered with one."""
+    async with database.transaction() as tx:
+        assert await add_jobs(tx, []) == []
+
+
+async def test_a_large_request_is_compressed_and_comes_back(database: Database) -> None:
+    """It is smaller in the row than it was."""
+    request = b'{"items":[' + b'"the same again",' * 50_000 + b'""]}'
+    (row,) = await submit(database, new_job(request=request))
+
+    stored = await run_sql(database, "SELECT length(request) FROM jobs")
+    assert stored[0][0] < len(request) / 10
+    async with database.snapshot() as tx:
+        assert await read_request(tx, "t", row.id) == request
+
+
+async def test_another_tenants_job_is_not_found(database: Database) -> None:
+    """As is one that never was: nothing tells the two apart."""
+    (row,) = await submit(database, new_job())
+
+    async with database.snapshot() as tx:
+        for tenant, job_id in (("other", row.id), ("t", "job_none")):
+            with pytest.raises(JobNotFoundError):
+                await get_job(tx, tenant, job_id)
+            with pytest.raises(JobNotFoundError):
+                await read_request(tx, tenant, job_id)
+
+
+async def test_a_deleted_job_is_gone(database: Database) -> None:
+    """Reading says 410, listing leaves it out, and no payload is left in its row."""
+    await submit(database, new_job(metadata={"secret": "x"}, webhook_url="https://e.com"))
+    (job,) = await claim(database)
+    await complete(database, [job])
+    async with database.transaction() as tx:
+        await delete_job(tx, "t", job.id)
+
+    async with database.snapshot() as tx:
+        with pytest.raises(GoneError):
+            await get_job(tx, "t", job.id)
+        with pytest.raises(GoneError):
+            await read_request(tx, "t", job.id)
+        assert await list_jobs(tx, "t") == []
+    columns = "request, result, usage, error, tensors, webhook_url"
+    (left,) = await run_sql(database, f"SELECT {columns} FROM jobs")
+    assert set(left) == {None}
+
+
+async def test_a_request_that_was_lost_is_gone(database: Database) -> None:
+    """A row without its request cannot be read as an empty one."""
+    (row,) = await submit(database, new_job())
+    await run_sql(database, "UPDATE jobs SET request = NULL")
+
+    async with database.snapshot() as tx:
+        with pytest.raises(GoneError):
+            await read_request(tx, "t", row.id)
+
+
+async def test_lists_filter_and_page(database: Database) -> None:
+    """Filters combine; ``after`` continues where the last page ended; results are not read."""
+    first, second, third = await submit(
+        database,
+        new_job(metadata={"run.id": "1", "who": "a"}),
+        new_job(metadata={"run.id": "1"}, model="n"),
+        new_job(metadata={"run.id": "2"}),
+    )
+    await complete(database, (await claim(database))[:1])
+
+    async with database.snapshot() as tx:
+        everything = [row.id for row in await list_jobs(tx, "t")]
+        page = await list_jobs(tx, "t", limit=2)
+        rest = await list_jobs(tx, "t", after=page[-1].id)
+        by_metadata = await list_jobs(tx, "t", metadata={"run.id": "1"})
+        by_both = await list_jobs(tx, "t", metadata={"run.id": "1", "who": "a"})
+        by_model = await list_jobs(tx, "t", model="n")
+        by_state = await list_jobs(tx, "t", state=JobState.SUCCEEDED)
+        assert await list_jobs(tx, "other") == []
+
+    assert everything == [third.id, second.id, first.id]
+    assert [row.id for row in page + rest] == everything
+    assert [row.id for row in by_metadata] == [second.id, first.id]
+    assert [row.id for row in by_both] == [first.id]
+    assert [row.id for row in by_model] == [second.id]
+    assert [(row.id, row.result, row.tensors) for row in by_state] == [(first.id, None, [])]
+
+
+async def test_the_queues_depth_is_by_model_and_lane(database: Database) -> None:
+    """Only what is queued counts."""
+    await submit(database, new_job(model="b", lane=Lane.BULK), new_job(model="b", lane=Lane.BULK))
+    await submit(database, new_job(lane=Lane.INTERACTIVE))
+    await claim(database)
+
+    async with database.snapshot() as tx:
+        (depth,) = await queue_depth(tx)
+
+    assert (depth.model, depth.lane, depth.count, depth.tokens) == ("b", Lane.BULK, 2, 20)
+    assert 0 <= depth.oldest_age_s < 20
