@@ -22,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 _HINT_TIMEOUT_S = 30.0
+_STOP_TRIES = 10
+_STOP_TRY_S = 0.3
 
 
 async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) -> None:
@@ -33,29 +35,35 @@ async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) ->
     backoff_s = _FIRST_BACKOFF_S
     while True:
         options = queue.worker_options(job_timeout_s=_HINT_TIMEOUT_S)
-        worker = Worker(
-            functions=[func(cast("WorkerCoroutine", score), name=FUNCTION)],
-            **options,
-        )
+        worker = Worker(functions=[func(cast("WorkerCoroutine", score), name=FUNCTION)], **options)
         started_at = asyncio.get_running_loop().time()
+        listening = asyncio.create_task(worker.async_run())
         try:
-            await worker.async_run()
-        except Exception as error:  # noqa: BLE001  # Redis is optional: nothing of it ends a worker
-            _LOG.warning("hints stopped", extra={"reason": f"{type(error).__name__}: {error}"})
+            await asyncio.wait([listening])  # not awaited: arq may swallow a cancellation
         finally:
-            await _stop(worker)
+            await _stop(worker, listening)
             await options["redis_pool"].aclose(close_connection_pool=True)
+        _LOG.warning("hints stopped", extra={"reason": _describe(listening)})
         if asyncio.get_running_loop().time() - started_at > _LONGEST_BACKOFF_S:
             backoff_s = _FIRST_BACKOFF_S
         await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
         backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
-async def _stop(worker: Worker) -> None:
-    """End the hints that the worker still holds; a hint that is lost is harmless."""
-    hints = [*worker.tasks.values(), *worker.job_tasks.values()]
+async def _stop(worker: Worker, listening: "asyncio.Task[None]") -> None:
+    """End arq's worker and the hints it holds, again and again: a hint that is lost is harmless."""
+    tasks = {listening, *worker.tasks.values(), *worker.job_tasks.values()}
     if worker.main_task is not None:
-        hints.append(worker.main_task)
-    for task in hints:
-        task.cancel()
-    await asyncio.gather(*hints, return_exceptions=True)
+        tasks.add(worker.main_task)
+    for _ in range(_STOP_TRIES):
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_STOP_TRY_S)
+        if not tasks:
+            break
+
+
+def _describe(task: "asyncio.Task[None]") -> str:
+    """Say why it ended; reads its exception, so that nobody complains that it was not read."""
+    error = None if task.cancelled() or not task.done() else task.exception()
+    return f"{type(error).__name__}: {error}"
