@@ -131,7 +131,7 @@ def _resolve(config: ModelConfig, folder: Path) -> ModelConfig:
 
 
 def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
-    if request.label_token_ids is None and request.labels is None:
+    if request.label_token_ids is None and request.labels is None and not model.labels:
         message = f"{model.name} is a causal model: give label_token_ids or labels to be scored"
         raise InvalidRequestError(message, param="label_token_ids")
     if request.activation is not None:

@@ -6,6 +6,7 @@ A label is read where the prompt ends, so what counts is how prompt and label to
 from contract.errors import InvalidRequestError
 from contract.scores import ScoreRequest
 from worker.engine.prompts import Prompter
+from worker.engine.templates import Rendered
 
 __all__ = ["name_labels", "resolve_labels"]
 
@@ -20,23 +21,27 @@ def name_labels(request: ScoreRequest) -> list[str | int | list[int]]:
     return list(request.label_token_ids or [])
 
 
-def resolve_labels(request: ScoreRequest, prompter: Prompter) -> list[tuple[int, ...]]:
+def resolve_labels(
+    request: ScoreRequest, prompter: Prompter, rendered: list[Rendered]
+) -> list[tuple[int, ...]]:
     """Return every item's label token ids.
 
     Raises ``InvalidRequestError`` that names the first label that is not exactly one token.
     """
     items = request.item_list
     if request.labels is not None:
-        return _resolve_texts(request, prompter)
+        return _resolve_texts(request, prompter, rendered)
     ids = request.label_token_ids or []
     if ids and isinstance(ids[0], list):
         return [tuple(entry) for entry in ids if isinstance(entry, list)]
     return [tuple(entry for entry in ids if isinstance(entry, int))] * len(items)
 
 
-def _resolve_texts(request: ScoreRequest, prompter: Prompter) -> list[tuple[int, ...]]:
+def _resolve_texts(
+    request: ScoreRequest, prompter: Prompter, rendered: list[Rendered]
+) -> list[tuple[int, ...]]:
     labels = request.labels or []
-    tails = _list_tails(request)
+    tails = [_cut_tail(one.text) for one in rendered] or [""] * len(request.item_list)
     distinct = list(dict.fromkeys(tails))
     plain = prompter.encode_alone(distinct)
     joined = prompter.encode_alone([tail + label for tail in distinct for label in labels])
@@ -61,15 +66,9 @@ def _pick(prompt: list[int], whole: list[int], label: str, column: int) -> int:
     raise InvalidRequestError(message, param=f"labels[{column}]")
 
 
-def _list_tails(request: ScoreRequest) -> list[str]:
-    tails = []
-    for item in request.item_list:
-        query = request.query or ""
-        if isinstance(item, list) or isinstance(query, list):
-            tails.append("")
-            continue
-        text = item + query if request.item_first else query + item
-        tail = text[-_TAIL:]
-        space = tail.find(" ") if len(text) > _TAIL else -1
-        tails.append(tail[space:] if space >= 0 else tail)
-    return tails
+def _cut_tail(text: str) -> str:
+    if len(text) <= _TAIL:
+        return text
+    tail = text[-_TAIL:]
+    space = tail.find(" ")
+    return tail[space:] if space >= 0 else tail

@@ -23,6 +23,7 @@ from worker.engine.registry import Checkpoint, choose_device, choose_dtype, find
 from worker.engine.rewards import REWARD_CLASSES
 from worker.engine.scorer import ModelScorer
 from worker.engine.seam import Scorer
+from worker.engine.templates import Template, find_template
 from worker.engine.weights import FAULTS, explain, load_weights
 
 __all__ = ["load_model", "set_up_threads"]
@@ -53,22 +54,24 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
     dtype = choose_dtype(name, config, checkpoint.raw, device.type)
     path = config.path or _guess_path(checkpoint)
     with _quiet_transformers():
-        model = load_weights(checkpoint, config, path, dtype)
         tokenizer = _load_tokenizer(checkpoint, config)
+        names = (config.source, checkpoint.folder.name, str(checkpoint.raw.get("_name_or_path")))
+        template = find_template(name, config, tokenizer, names)
+        model = load_weights(checkpoint, config, path, dtype)
     max_tokens = _choose_limit(name, config, model, tokenizer)
     model.to(device).eval().requires_grad_(requires_grad=False)
     width = model.get_input_embeddings().num_embeddings
     causal = path is ScoringPath.CAUSAL
     examined = examine(model, causal=causal, max_tokens=max_tokens)
-    description = _describe(name, config, model, examined, path, max_tokens)
+    description = _describe(name, config, model, examined, template, path, max_tokens)
     prompter = Prompter(
         tokenizer,
         pair=description.pair,
         max_tokens=max_tokens,
         truncation_side=config.truncation_side,
-        causal=causal,
+        template=template,
     )
-    receipt = describe_model(checkpoint, config, description, tokenizer)
+    receipt = describe_model(checkpoint, config, description, prompter)
     return ModelScorer(examined.network, prompter, description, receipt, width=width)
 
 
@@ -140,13 +143,16 @@ def _describe(
     config: ModelConfig,
     model: Model,
     examined: Examined,
+    template: Template | None,
     path: ScoringPath,
     max_tokens: int,
 ) -> ModelDescription:
     causal = path is ScoringPath.CAUSAL
     text = model.config.get_text_config()
-    labels = [] if causal else _name_labels(model, examined)
-    pair = not causal and examined.pooling is not Pooling.LAST
+    labels = (
+        _name_labels(model, examined) if not causal else list(template.labels) if template else []
+    )
+    pair = not causal and template is None and examined.pooling is not Pooling.LAST
     position = {"last": "last token", "mean": "mean of all tokens"}.get(
         examined.pooling, "first token"
     )
@@ -155,8 +161,8 @@ def _describe(
         path=path,
         architecture=type(model).__name__,
         labels=labels,
-        label_count=len(labels),
-        vocabulary=text.vocab_size if causal else 0,
+        label_count=0 if causal else len(labels),
+        vocabulary=examined.width if causal else 0,
         hidden_size=text.hidden_size,
         max_tokens=max_tokens,
         dtype=str(model.dtype).removeprefix("torch."),

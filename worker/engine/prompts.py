@@ -13,20 +13,11 @@ from contract.errors import InputTooLongError, InvalidRequestError
 from contract.scores import ScoreRequest, TokenCounts, Truncation
 from worker.engine.foreign import Encoding, Tokenizer
 from worker.engine.seam import Ids
+from worker.engine.templates import Rendered, Span, Template
 
-__all__ = ["Encoded", "Prompter", "Text"]
-
+__all__ = ["Encoded", "Prompter", "check_input_ids"]
 
 Parts = NDArray[np.int8]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Text:
-    """What one sequence is made of; ``pair`` says that first and second are encoded as a pair."""
-
-    first: str
-    second: str = ""
-    pair: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,36 +39,43 @@ class Prompter:
         pair: bool,
         max_tokens: int,
         truncation_side: str,
-        causal: bool,
+        template: Template | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.pair = pair
         self.max_tokens = max_tokens
         self.truncation_side = truncation_side
-        self.causal = causal
+        self.template = template
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         self._takes_types = "token_type_ids" in tokenizer.model_input_names
 
-    def encode(self, request: ScoreRequest) -> list[Encoded]:
-        """Return the ids of every item together with the query, before any truncation."""
-        texts = []
-        concatenated = []
-        for item in request.item_list:
-            if isinstance(item, str):
-                query = request.query if isinstance(request.query, str) else ""
-                texts.append(self._arrange(query, item, request))
-            else:
-                given = request.query if isinstance(request.query, list) else []
-                concatenated.append(_concatenate(given, item, item_first=request.item_first))
-        return self._encode_texts(texts, item_first=request.item_first) + concatenated
+    def render(self, request: ScoreRequest) -> list[Rendered]:
+        """Return the text of every text item together with the query."""
+        query = request.query if isinstance(request.query, str) else ""
+        return [
+            self._arrange(query, item, item_first=request.item_first)
+            for item in request.item_list
+            if isinstance(item, str)
+        ]
 
-    def encode_prefix(self, request: ScoreRequest) -> Ids:
-        """Return the ids that the sequences may begin with: the query's, without a closing one."""
-        if isinstance(request.query, list):
-            return np.array(request.query, np.int32)
-        found = self._backend.encode(request.query or "", add_special_tokens=True)
+    def encode(self, request: ScoreRequest, rendered: list[Rendered]) -> list[Encoded]:
+        """Return the ids of every item together with the query, before any truncation."""
+        if rendered:
+            return self._encode_texts(rendered, item_first=request.item_first)
+        given = request.query if isinstance(request.query, list) else []
+        return [
+            _concatenate(given, item, item_first=request.item_first)
+            for item in request.item_list
+            if isinstance(item, list)
+        ]
+
+    def encode_prefix(self, request: ScoreRequest, rendered: list[Rendered]) -> Ids:
+        """Return the ids that the sequences may begin with: what comes before the item."""
+        if not rendered:
+            return np.array(request.query or [], np.int32)
+        found = self._backend.encode(rendered[0].shared, add_special_tokens=True)
         ids = np.array(found.ids, np.int32)
         closing = np.array([*found.special_tokens_mask[::-1], 0]).argmin()
         return self._drop_double(ids[: max(1, len(ids) - closing)])
@@ -111,33 +109,37 @@ class Prompter:
         message = f"{given} tokens{beside}; the model's limit is {self.max_tokens}"
         return InputTooLongError(message)
 
-    def _arrange(self, query: str, item: str, request: ScoreRequest) -> Text:
-        first, second = (item, query) if request.item_first else (query, item)
+    def _arrange(self, query: str, item: str, *, item_first: bool) -> Rendered:
+        if self.template is not None:
+            return self.template.render(query, item)
+        first, second = (item, query) if item_first else (query, item)
         if self.pair and query:
-            return Text(first, second, pair=True)
-        return Text(first, second)
+            return Rendered(first, (), pair=second)
+        middle, end = len(first), len(first) + len(second)
+        parts = (Span(0, middle, int(item_first)), Span(middle, end, int(not item_first)))
+        return Rendered(first + second, parts)
 
-    def _encode_texts(self, texts: list[Text], *, item_first: bool) -> list[Encoded]:
-        inputs = [
-            (text.first, text.second) if text.pair else text.first + text.second for text in texts
-        ]
+    def _encode_texts(self, rendered: list[Rendered], *, item_first: bool) -> list[Encoded]:
+        inputs = [one.text if one.pair is None else (one.text, one.pair) for one in rendered]
         found = self._backend.encode_batch(inputs, add_special_tokens=True)
         return [
-            self._finish(encoding, text, item_first=item_first)
-            for encoding, text in zip(found, texts, strict=True)
+            self._finish(encoding, one, item_first=item_first)
+            for encoding, one in zip(found, rendered, strict=True)
         ]
 
-    def _finish(self, encoding: Encoding, text: Text, *, item_first: bool) -> Encoded:
+    def _finish(self, encoding: Encoding, rendered: Rendered, *, item_first: bool) -> Encoded:
         ids = np.array(encoding.ids, np.int32)
+        types = np.array(encoding.type_ids, np.int32) if self._takes_types else None
+        if self.template is not None and encoding.special_tokens_mask[-1]:
+            # a closing token would stand behind the template's last words
+            ids, types = ids[:-1], None if types is None else types[:-1]
         kept = self._drop_double(ids)
         dropped = len(ids) - len(kept)
-        types = np.array(encoding.type_ids, np.int32)[dropped:] if self._takes_types else None
+        types = None if types is None else types[dropped:]
         if len(kept) <= self.max_tokens:
             return Encoded(kept, types)
-        parts = _find_parts(encoding, text)
-        if item_first:
-            parts = np.where(parts >= 0, 1 - parts, parts).astype(np.int8)
-        return Encoded(kept, types, parts[dropped:])
+        parts = _find_parts(encoding, rendered, item_first=item_first)
+        return Encoded(kept, types, parts[dropped : dropped + len(kept)])
 
     def _drop_double(self, ids: Ids) -> Ids:
         """A text or template that already begins with BOS gets no second one."""
@@ -146,15 +148,18 @@ class Prompter:
         return ids[1:] if doubled else ids
 
 
-def _find_parts(encoding: Encoding, text: Text) -> Parts:
-    special = np.array(encoding.special_tokens_mask, bool)
-    if text.pair:
-        parts = np.array([-1 if part is None else part for part in encoding.sequence_ids])
-    else:
-        begins = np.array([begin for begin, _ in encoding.offsets])
-        parts = (begins >= len(text.first)).astype(int)
-    parts[special] = -1
-    return parts.astype(np.int8)
+def _find_parts(encoding: Encoding, rendered: Rendered, *, item_first: bool) -> Parts:
+    """Tell each token's part; one that reaches over a part's edge belongs to neither."""
+    if rendered.pair is not None:
+        sides = [-1 if side is None else side for side in encoding.sequence_ids]
+        return np.array([1 - side if item_first and side >= 0 else side for side in sides], np.int8)
+    offsets = np.array(encoding.offsets)
+    parts = np.full(len(offsets), -1, np.int8)
+    for span in rendered.spans:
+        inside = (offsets[:, 0] >= span.begin) & (offsets[:, 1] <= span.end)
+        parts[inside & (offsets[:, 0] < offsets[:, 1])] = span.part
+    parts[np.array(encoding.special_tokens_mask, bool)] = -1
+    return parts
 
 
 def _concatenate(query: list[int], item: list[int], *, item_first: bool) -> Encoded:

@@ -8,7 +8,7 @@ import transformers
 
 from contract.models import ModelConfig, ModelDescription, ScoringPath
 from contract.scores import ScoreRequest
-from worker.engine.foreign import Tokenizer
+from worker.engine.prompts import Prompter
 from worker.engine.registry import Checkpoint
 from worker.engine.results import choose_activation
 
@@ -16,9 +16,10 @@ __all__ = ["describe_model", "make_receipt"]
 
 
 def describe_model(
-    checkpoint: Checkpoint, config: ModelConfig, model: ModelDescription, tokenizer: Tokenizer
+    checkpoint: Checkpoint, config: ModelConfig, model: ModelDescription, prompter: Prompter
 ) -> dict[str, Any]:
     """Return the part of the receipt that is the same for every job of a model."""
+    template = prompter.template
     return {
         "model": model.name,
         "source": config.source,
@@ -28,16 +29,15 @@ def describe_model(
         "dtype": model.dtype,
         "device": model.device,
         "attention": model.attention,
-        "tokenizer": _hash(tokenizer.backend_tokenizer.to_str()),
-        "template": _hash(config.template or tokenizer.chat_template)
-        if config.template or config.chat_template
-        else None,
+        "tokenizer": _hash(prompter.tokenizer.backend_tokenizer.to_str()),
+        "template": None if template is None else template.name,
+        "template_hash": None if template is None else _hash("".join(template.pieces)),
         "path": str(model.path),
         "pooling": model.pooling,
         "head": model.head,
         "pair": model.pair,
         "max_tokens": model.max_tokens,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 

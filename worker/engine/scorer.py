@@ -5,6 +5,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError, InvalidRequestError
@@ -46,20 +47,22 @@ class ModelScorer:
     def prepare(self, request: ScoreRequest) -> PreparedJob:
         """Tokenise and check ``request``; see ``Scorer``."""
         model = self._description
-        warnings = check_request(request, model)
+        request = self._fill_in(request)
+        warnings = [*check_request(request, model), *self._warn(request)]
         if request.activation == Activation.MODEL and model.default_activation is None:
             message = f"{model.name}'s config names an activation that is not known; name one"
             raise InvalidRequestError(message, param="activation")
         check_input_ids(request, self._width)
         causal = model.path is ScoringPath.CAUSAL
-        encoded = self.prompter.encode(request)
-        labels = resolve_labels(request, self.prompter) if causal else [()] * len(encoded)
+        rendered = self.prompter.render(request)
+        encoded = self.prompter.encode(request, rendered)
+        labels = resolve_labels(request, self.prompter, rendered) if causal else [()] * len(encoded)
         items = [
             self._prepare_item(request, index, found, own)
             for index, (found, own) in enumerate(zip(encoded, labels, strict=True))
         ]
         if self.network.sharing and not request.item_first:
-            items = _mark_prefix(items, self.prompter.encode_prefix(request))
+            items = _mark_prefix(items, self.prompter.encode_prefix(request, rendered))
         names: list[str | int | list[int]] = name_labels(request) if causal else [*model.labels]
         return PreparedJob(request=request, items=items, warnings=warnings, labels=names)
 
@@ -71,6 +74,24 @@ class ModelScorer:
         """Turn readings into the job's scores; see ``Scorer``."""
         receipt = make_receipt(self._receipt, prepared.request, self._description, prepared.labels)
         return finish_job(prepared, readings, self._description, receipt)
+
+    def _fill_in(self, request: ScoreRequest) -> ScoreRequest:
+        """A preset knows which labels its model answers with."""
+        causal = self._description.path is ScoringPath.CAUSAL
+        absent = request.labels is None and request.label_token_ids is None
+        if causal and absent and self._description.labels:
+            return msgspec.structs.replace(request, labels=self._description.labels)
+        return request
+
+    def _warn(self, request: ScoreRequest) -> list[str]:
+        if self.prompter.template is None:
+            return []
+        if request.item_first:
+            message = "item_first has no effect: the model's template places query and item"
+            raise InvalidRequestError(message, param="item_first")
+        if any(isinstance(item, list) for item in request.item_list):
+            return ["token ids are used as they are: the model's template is for text"]
+        return []
 
     def _prepare_item(
         self, request: ScoreRequest, index: int, encoded: Encoded, labels: tuple[int, ...]
