@@ -1,0 +1,121 @@
+"""Webhook deliveries: which are made, who has them, what became of them."""
+
+import asyncio
+
+import pytest
+
+from contract.webhooks import EventType
+from storage.database import Database
+from storage.deliveries import (
+    DeliveryAttempt,
+    DueDelivery,
+    claim_deliveries,
+    list_deliveries,
+    record_attempt,
+)
+from storage.outcomes import cancel_job
+from tests.storage.factories import claim, complete, count, new_job, run_sql, submit
+
+URL = "https://example.com/hook"
+
+
+async def _take(database: Database, limit: int = 10) -> list[DueDelivery]:
+    async with database.transaction() as tx:
+        return await claim_deliveries(tx, worker="w", limit=limit, lease_s=20)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [(None, 1), (["job.succeeded"], 1), (["job.failed", "job.partial"], 0), ([], 0)],
+)
+async def test_only_wanted_events_are_delivered(
+    database: Database, events: list[str] | None, expected: int
+) -> None:
+    """All of them where none are named; the event itself is written in any case."""
+    await submit(database, new_job(webhook_url=URL, webhook_events=events), new_job())
+    await complete(database, await claim(database))
+
+    async with database.snapshot() as tx:
+        assert await count(tx, "deliveries") == expected
+        assert await count(tx, "events") == 2
+
+
+async def test_a_due_delivery_has_all_that_its_body_needs(database: Database) -> None:
+    """The event, and the job as it ended; nobody else gets it while the lease holds."""
+    (row,) = await submit(database, new_job(webhook_url=URL))
+    await complete(database, await claim(database))
+
+    (due,) = await _take(database)
+
+    assert (due.url, due.tenant, due.attempt) == (URL, "t", 1)
+    assert due.event_type is EventType.JOB_SUCCEEDED
+    assert (due.job.id, due.job.result) == (row.id, b'{"labels":["a"]}')
+    assert due.event_at == due.job.finished_at or due.event_at > 0
+    assert due.sequence > 0
+    assert await _take(database) == []
+
+
+async def test_a_failed_attempt_is_tried_again_later(database: Database) -> None:
+    """Each attempt is recorded; delivered is the end."""
+    (row,) = await submit(database, new_job(webhook_url=URL))
+    async with database.transaction() as tx:
+        await cancel_job(tx, "t", row.id)
+    (due,) = await _take(database)
+    failure = DeliveryAttempt(latency_s=0.5, status=500, answer="x" * 5000 + "\0")
+    async with database.transaction() as tx:
+        assert await record_attempt(tx, due, failure, delivered=False, next_attempt_s=0.1)
+    assert await _take(database) == []
+    await asyncio.sleep(0.15)
+    (again,) = await _take(database)
+    success = DeliveryAttempt(latency_s=0.1, status=204, answer="ok\0")
+    async with database.transaction() as tx:
+        assert not await record_attempt(tx, due, success, delivered=True)
+        assert await record_attempt(tx, again, success, delivered=True)
+        assert not await record_attempt(tx, again, success, delivered=True)
+        (stored,) = await list_deliveries(tx, "t", row.id)
+        assert await list_deliveries(tx, "other", row.id) == []
+
+    assert (again.event_id, again.attempt) == (due.event_id, 2)
+    assert (stored.state, stored.url) == ("delivered", URL)
+    assert [(entry.attempt, entry.status) for entry in stored.attempts] == [(1, 500), (2, 204)]
+    assert len(stored.attempts[0].answer or "") == 2048
+    assert stored.attempts[1].answer == "ok\ufffd"
+    assert stored.finished_at is not None
+
+
+async def test_a_delivery_without_a_next_attempt_is_dead(database: Database) -> None:
+    """It is not taken again, and says what was wrong."""
+    (row,) = await submit(database, new_job(webhook_url=URL))
+    await complete(database, await claim(database))
+    (due,) = await _take(database)
+    async with database.transaction() as tx:
+        await record_attempt(tx, due, DeliveryAttempt(latency_s=0, error="refused"), delivered=False)
+        (stored,) = await list_deliveries(tx, "t", row.id)
+
+    assert (stored.state, stored.attempts[0].error) == ("dead", "refused")
+    assert await _take(database) == []
+
+
+async def test_the_delivery_of_a_dead_worker_is_taken_over(database: Database) -> None:
+    """After the lease; what the first reports then is fenced."""
+    await submit(database, new_job(webhook_url=URL))
+    await complete(database, await claim(database))
+    (first,) = await _take(database)
+    await run_sql(database, "UPDATE deliveries SET due_at = due_at - 100")
+    (second,) = await _take(database)
+    async with database.transaction() as tx:
+        attempt = DeliveryAttempt(latency_s=0, status=200)
+        assert not await record_attempt(tx, first, attempt, delivered=True)
+        assert await record_attempt(tx, second, attempt, delivered=True)
+
+
+async def test_workers_share_the_deliveries(database: Database) -> None:
+    """Several claims at once get different ones."""
+    await submit(database, *(new_job(webhook_url=URL) for _ in range(40)))
+    await complete(database, await claim(database))
+
+    found = await asyncio.gather(*(_take(database, limit=10) for _ in range(4)))
+    found.append(await _take(database, limit=40))
+
+    ids = [due.id for part in found for due in part]
+    assert len(ids) == len(set(ids)) == 40
