@@ -140,10 +140,14 @@ class NotAcceptableError(RequestError):
 
 
 class RangeNotSatisfiableError(RequestError):
-    """``Range`` starts behind the end of the file."""
+    """``Range`` holds no byte of the file, which has ``size_bytes``."""
 
     code = "range_not_satisfiable"
     http_status = 416
+
+    def __init__(self, message: str = "", *, size_bytes: int | None = None) -> None:
+        super().__init__(message, param="Range")
+        self.size_bytes = size_bytes
 
 
 class UnknownModelError(RequestError):
