@@ -235,6 +235,11 @@ class Receiver:
         async with asyncio.timeout(20), self.called:
             await self.called.wait_for(lambda: len(self.calls) >= count)
 
+    async def wait_for_ids(self, count: int) -> None:
+        """Return when ``count`` different events came."""
+        async with asyncio.timeout(40), self.called:
+            await self.called.wait_for(lambda: len(self.event_ids()) >= count)
+
     def events(self, secret: str) -> list[Event]:
         """Return the events, each verified."""
         return [verify(body, headers, secret) for headers, body in self.calls]
