@@ -27,7 +27,7 @@ async def test_a_transaction_commits_at_its_end(database: Database) -> None:
 async def test_an_exception_rolls_back_and_passes_through(database: Database) -> None:
     """The caller's own error is not translated, and nothing is written."""
     message = "mine"
-    with pytest.raises(KeyError, match=message):
+    with pytest.raises(KeyError, match=message):  # noqa: PT012
         async with database.transaction() as tx:
             await tx.execute(text("INSERT INTO tenants VALUES ('t', 's', 0)"))
             raise KeyError(message)
@@ -98,7 +98,7 @@ async def test_a_connection_that_is_cut_is_unavailable(
 ) -> None:
     """A backend that is terminated amid a transaction gives a retryable error, then works again."""
     database = Database(postgres_url)
-    with pytest.raises(StoreUnavailableError):
+    with pytest.raises(StoreUnavailableError):  # noqa: PT012
         async with database.transaction() as tx:
             pid = (await tx.execute(text("SELECT pg_backend_pid()"))).scalar_one()
             await asyncio.to_thread(postgres_server.execute, f"SELECT pg_terminate_backend({pid})")
@@ -113,7 +113,7 @@ async def test_a_lock_that_is_not_released_is_unavailable(postgres_url: str) -> 
     database = Database(postgres_url)
     async with database.transaction() as first:
         await first.execute(text("LOCK TABLE jobs"))
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreUnavailableError):  # noqa: PT012
             async with database.transaction() as second:
                 await second.execute(text("SET LOCAL lock_timeout = 50"))
                 await second.execute(text("SELECT * FROM jobs"))
@@ -121,7 +121,7 @@ async def test_a_lock_that_is_not_released_is_unavailable(postgres_url: str) -> 
 
 
 async def test_a_timeout_of_the_driver_is_unavailable(postgres_url: str) -> None:
-    """asyncpg's command timeout raises a bare TimeoutError."""
+    """Asyncpg's command timeout raises a bare TimeoutError."""
     database = Database(postgres_url)
     with pytest.raises(StoreUnavailableError):
         async with database.transaction():

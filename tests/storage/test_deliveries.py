@@ -89,7 +89,9 @@ async def test_a_delivery_without_a_next_attempt_is_dead(database: Database) -> 
     await complete(database, await claim(database))
     (due,) = await _take(database)
     async with database.transaction() as tx:
-        await record_attempt(tx, due, DeliveryAttempt(latency_s=0, error="refused"), delivered=False)
+        await record_attempt(
+            tx, due, DeliveryAttempt(latency_s=0, error="refused"), delivered=False
+        )
         (stored,) = await list_deliveries(tx, "t", row.id)
 
     assert (stored.state, stored.attempts[0].error) == ("dead", "refused")

@@ -88,7 +88,7 @@ async def test_a_deleted_job_is_gone(database: Database) -> None:
             await read_request(tx, "t", job.id)
         assert await list_jobs(tx, "t") == []
     columns = "request, result, usage, error, tensors, webhook_url"
-    (left,) = await run_sql(database, f"SELECT {columns} FROM jobs")
+    (left,) = await run_sql(database, f"SELECT {columns} FROM jobs")  # noqa: S608
     assert set(left) == {None}
 
 

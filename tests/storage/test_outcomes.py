@@ -98,7 +98,7 @@ async def test_an_unknown_commit_can_be_asked_about(database: Database) -> None:
     await submit(database, count=3)
     first, second, third = await claim(database)
     message = "the commit was lost"
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):  # noqa: PT012
         async with database.transaction() as tx:
             await complete_jobs(tx, [outcome(first)], BLOB)
             raise RuntimeError(message)

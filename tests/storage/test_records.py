@@ -71,7 +71,7 @@ async def test_a_key_is_forgotten_after_a_day(database: Database) -> None:
 async def test_a_submission_that_fails_leaves_no_key(database: Database) -> None:
     """The key is claimed in the transaction of the job, and goes with it."""
     message = "the job is refused"
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):  # noqa: PT012
         async with database.transaction() as tx:
             await find_or_claim(tx, *KEY, "hash")
             raise RuntimeError(message)
