@@ -210,6 +210,7 @@ async def test_a_submit_does_not_wait_for_ever(
 
     with pytest.raises(StoreUnavailableError):
         await submitter.submit(Submission(NEW))
+    monkeypatch.undo()
     running = asyncio.create_task(submitter.run())
     kept = await submitter.submit(Submission(NEW))
     async with sqlite_database.snapshot() as tx:
