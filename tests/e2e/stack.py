@@ -54,7 +54,6 @@ class Stack:
     models: Mapping[str, Mapping[str, Any]]
     database_url: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    workers: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.port = free_port()
@@ -73,12 +72,14 @@ class Stack:
         }
 
     async def __aenter__(self) -> Self:
-        self._log = (self.folder / "stack.log").open("ab")
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90))
+        self._ends = contextlib.AsyncExitStack()
+        self._log = self._ends.enter_context((self.folder / "stack.log").open("ab"))
+        timeout = aiohttp.ClientTimeout(total=90)
+        self._http = await self._ends.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        self._api = await self.start("api")
+        await self.start("api")
         await self.wait_for("/healthz")
         return self
 
@@ -88,12 +89,9 @@ class Stack:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._http.close()
-        for process in [*self.workers, self._api]:
-            await self.stop(process)
-        self._log.close()
         if error is not None:
             error.add_note(self.log[-6000:])
+        await self._ends.aclose()
 
     @property
     def log(self) -> str:
@@ -102,7 +100,7 @@ class Stack:
 
     async def start(self, module: str, *arguments: str) -> asyncio.subprocess.Process:
         """Start ``python -m module`` with this stack's environment."""
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
@@ -111,12 +109,12 @@ class Stack:
             stdout=self._log,
             stderr=self._log,
         )
+        self._ends.push_async_callback(self.stop, process)
+        return process
 
     async def start_worker(self, *arguments: str) -> asyncio.subprocess.Process:
         """Start one more worker."""
-        process = await self.start("worker", *arguments)
-        self.workers.append(process)
-        return process
+        return await self.start("worker", *arguments)
 
     async def stop(self, process: asyncio.subprocess.Process) -> None:
         """Terminate ``process`` and wait; kill and raise if it does not end in 20 seconds."""
