@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from contract.errors import InvalidRequestError, SettingsError
-from contract.scores import Activation, ScoreRequest
+from contract.scores import Activation, Mode, ScoreRequest, Truncation
 
 __all__ = [
     "ModelConfig",
@@ -114,6 +114,12 @@ def parse_models(path: Path) -> dict[str, ModelConfig]:
 
 def check_request(request: ScoreRequest, model: ModelDescription) -> list[str]:
     """Raise ``InvalidRequestError`` for what this model cannot do; return the warnings."""
+    if request.determinism is not None and model.dtype != "float32":
+        message = (
+            f"strict determinism needs float32, and {model.name} runs in {model.dtype}; "
+            'set dtype = "float32" in its registry entry'
+        )
+        raise InvalidRequestError(message, param="determinism")
     if model.path is ScoringPath.CAUSAL:
         return _check_causal(request, model)
     return _check_classification(request, model)
@@ -130,7 +136,30 @@ def _resolve(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
+def _check_likelihood(request: ScoreRequest) -> list[str]:
+    """Loglikelihood reads the items themselves: nothing else can be read or cut."""
+    refused = {
+        "label_token_ids": request.label_token_ids is not None,
+        "labels": request.labels is not None,
+        "multi_token": request.multi_token,
+        "apply_softmax": request.apply_softmax,
+        "item_first": request.item_first,
+        "return_token_logprobs": request.return_token_logprobs,
+        "truncation": request.truncation == Truncation.ITEM,
+    }
+    for param, given in refused.items():
+        if given:
+            message = f"{param} has no place in mode loglikelihood: the items themselves are read"
+            raise InvalidRequestError(message, param=param)
+    return []
+
+
 def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
+    if request.mode == Mode.LOGLIKELIHOOD:
+        return _check_likelihood(request)
+    if request.multi_token and (request.labels is None or request.return_token_logprobs):
+        message = "multi_token is for text labels, and yields their summed logprobs"
+        raise InvalidRequestError(message, param="multi_token")
     if request.label_token_ids is None and request.labels is None and not model.labels:
         message = f"{model.name} is a causal model: give label_token_ids or labels to be scored"
         raise InvalidRequestError(message, param="label_token_ids")
@@ -150,6 +179,13 @@ def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
 
 
 def _check_classification(request: ScoreRequest, model: ModelDescription) -> list[str]:
+    for param, given in (
+        ("mode", request.mode != Mode.LABELS),
+        ("multi_token", request.multi_token),
+    ):
+        if given:
+            message = f"{model.name} is a classification model: {param} is for causal models"
+            raise InvalidRequestError(message, param=param)
     if request.return_token_logprobs:
         message = f"{model.name} is a classification model: it has no token logprobs"
         raise InvalidRequestError(message, param="return_token_logprobs")

@@ -16,12 +16,14 @@ from contract.jobs import JobState, Lane
 
 __all__ = [
     "Activation",
+    "Determinism",
     "ItemError",
     "Items",
     "Job",
     "JobCounts",
     "JobRequest",
     "LabelTokenIds",
+    "Mode",
     "Problem",
     "ScoreRequest",
     "ScoreResponse",
@@ -59,6 +61,19 @@ class Truncation(StrEnum):
     QUERY = "query"  #: only the query is cut
 
 
+class Mode(StrEnum):
+    """What a causal model reads."""
+
+    LABELS = "labels"  #: the labels' probabilities after the prompt
+    LOGLIKELIHOOD = "loglikelihood"  #: each item's own log-probability given the query
+
+
+class Determinism(StrEnum):
+    """How equal two runs of one input are."""
+
+    STRICT = "strict"  #: the same bits, whatever else is in the batch; slower
+
+
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One query, many items: the body of ``POST /v1/score``."""
 
@@ -75,6 +90,9 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
     return_pooled_hidden_states: bool = False
     activation: Activation | None = None
     truncation: Truncation = Truncation.ERROR
+    multi_token: bool = False
+    mode: Mode = Mode.LABELS
+    determinism: Determinism | None = None
 
     @property
     def item_list(self) -> list[str] | list[list[int]]:

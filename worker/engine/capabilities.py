@@ -21,12 +21,12 @@ from worker.engine.heads import ClassificationHead, Replay, detach_backbone, fin
 from worker.engine.network import Network
 from worker.engine.plan import plan_batch
 from worker.engine.pooling import Pooling
-from worker.engine.seam import Ids, Sequence
+from worker.engine.seam import Floats, Ids, Sequence
 
-__all__ = ["Examined", "examine"]
+__all__ = ["TOLERANCES", "Examined", "examine"]
 
 #: largest difference from the stock model, as a share of the largest stock value
-_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 _LENGTHS = (29, 3, 17)
 _SHARED = 9
 
@@ -43,6 +43,9 @@ class Examined:
     width: int = 0
     #: how far the engine's logits were from the stock model's
     difference: float = 0.0
+    #: the sequences that were tried, and the stock model's logits for them
+    probes: list[Ids] = field(default_factory=list)
+    stock: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 def examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
@@ -65,6 +68,8 @@ def examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
         network, pooling, difference = _find_head(model, backbone, heads, probes, stock)
         examined = Examined(network, pooling, stock_attention, width=stock.shape[-1])
         examined.difference = difference
+        examined.probes = probes
+        examined.stock = copy_to_host([stock])[0].numpy()
         reason = _refuse_packing(model, backbone) or _try_packing(examined, probes)
         if reason is None:
             examined.attention = packing.NAME
@@ -120,7 +125,7 @@ def _find_head(
         except (ValueError, IndexError, RuntimeError, TypeError):
             continue  # this head cannot take such rows: the next one may
         difference = _compare(logits, stock)
-        if difference <= _TOLERANCES[hidden.dtype]:
+        if difference <= TOLERANCES[hidden.dtype]:
             return Network(backbone, head), head.pooling, difference
     message = (
         f"{type(model).__name__} gives other logits when its head is applied to single rows "
@@ -171,7 +176,7 @@ def _try_packing(examined: Examined, probes: list[Ids]) -> str | None:
         if not layout.trace:
             return "the model does not call the attention that it is given"
         difference = _compare(packed, stock)
-        if difference <= _TOLERANCES[stock.dtype]:
+        if difference <= TOLERANCES[stock.dtype]:
             return _check_windows(examined, layout.trace)
     return f"packed attention differs from the stock one by {difference:.3g}"
 
@@ -199,7 +204,7 @@ def _try_sharing(examined: Examined, probes: list[Ids]) -> str | None:
     ends = torch.tensor([read.row for read in layout.reads])
     shared_ends = torch.tensor([read.row for read in shared_layout.reads])
     difference = _compare(shared[shared_ends], stock[ends])
-    if difference > _TOLERANCES[stock.dtype]:
+    if difference > TOLERANCES[stock.dtype]:
         return f"shared prefixes differ from whole sequences by {difference:.3g}"
     network.sharing = True
     return None

@@ -57,6 +57,7 @@ class SelectiveHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits of the selected tokens, or of all."""
+        hidden = hidden.to(self.linear.weight.device)  # a device map may part them
         selected_U = self.selected_U
         if selected_U is None:
             return functional.linear(hidden, self.linear.weight, self.linear.bias)

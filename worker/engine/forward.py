@@ -142,7 +142,9 @@ def copy_to_host(tensors: list[Tensor]) -> list[Tensor]:
     device = tensors[0].device
     if device.type == "cpu":
         return tensors
-    flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+    flat = torch.cat(
+        [tensor.contiguous().view(-1).view(torch.uint8).to(device) for tensor in tensors]
+    )
     host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     host.copy_(flat, non_blocking=True)
     if device.type == "cuda":

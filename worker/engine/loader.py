@@ -13,6 +13,8 @@ from contract.models import ModelConfig, ModelDescription, ScoringPath
 from contract.scores import Activation
 from worker.engine import packing
 from worker.engine.activations import read_default_activation
+from worker.engine.adapters import check_libraries, is_placed
+from worker.engine.canary import Canary
 from worker.engine.capabilities import Examined, examine
 from worker.engine.deterministic import SOURCE, DeterministicScorer
 from worker.engine.foreign import Model, Tokenizer
@@ -49,6 +51,7 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
     if config.source == SOURCE:
         return DeterministicScorer(name, config)
     packing.register()
+    check_libraries(name, config)
     checkpoint = find_checkpoint(name, config)
     device = choose_device(name, config)
     dtype = choose_dtype(name, config, checkpoint.raw, device.type)
@@ -59,7 +62,9 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
         template = find_template(name, config, tokenizer, names)
         model = load_weights(checkpoint, config, path, dtype)
     max_tokens = _choose_limit(name, config, model, tokenizer)
-    model.to(device).eval().requires_grad_(requires_grad=False)
+    if not is_placed(config):
+        model.to(device)
+    model.eval().requires_grad_(requires_grad=False)
     width = model.get_input_embeddings().num_embeddings
     causal = path is ScoringPath.CAUSAL
     examined = examine(model, causal=causal, max_tokens=max_tokens)
@@ -72,7 +77,8 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
         template=template,
     )
     receipt = describe_model(checkpoint, config, description, prompter)
-    return ModelScorer(examined.network, prompter, description, receipt, width=width)
+    canary = Canary.of(examined, checkpoint.fingerprint)
+    return ModelScorer(examined.network, prompter, description, receipt, width=width, canary=canary)
 
 
 class _quiet_transformers:  # noqa: N801  # a context manager that reads as a verb

@@ -33,6 +33,14 @@ class Network:
 
     def read(self, sequences: Rows[Sequence]) -> list[Reading]:
         """Return one reading per sequence, in order; none of them where anything is raised."""
+        together = [index for index, one in enumerate(sequences) if not one.alone]
+        found = dict(zip(together, self._read([sequences[i] for i in together]), strict=True))
+        for index, sequence in enumerate(sequences):
+            if sequence.alone:
+                found[index] = self._read([sequence])[0]
+        return [found[index] for index in range(len(sequences))]
+
+    def _read(self, sequences: Rows[Sequence]) -> list[Reading]:
         if not sequences:
             return []
         with torch.inference_mode(), translate_errors():

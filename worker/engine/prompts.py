@@ -75,10 +75,23 @@ class Prompter:
         """Return the ids that the sequences may begin with: what comes before the item."""
         if not rendered:
             return np.array(request.query or [], np.int32)
-        found = self._backend.encode(rendered[0].shared, add_special_tokens=True)
+        return self._encode_open(rendered[0].shared)
+
+    def count_context(self, request: ScoreRequest, rendered: list[Rendered]) -> int:
+        """Return how many tokens are the query's, where each item's own likelihood is read.
+
+        As lm-evaluation-harness splits: white space at the query's end belongs to the item.
+        """
+        if not rendered:
+            return len(request.query or [])
+        return len(self._encode_open(rendered[0].shared.rstrip()))
+
+    def _encode_open(self, text: str) -> Ids:
+        """Return the ids of ``text`` as a beginning: without a closing special token."""
+        found = self._backend.encode(text, add_special_tokens=True)
         ids = np.array(found.ids, np.int32)
         closing = np.array([*found.special_tokens_mask[::-1], 0]).argmin()
-        return self._drop_double(ids[: max(1, len(ids) - closing)])
+        return self._drop_double(ids[: max(1, len(ids) - int(closing))])
 
     def encode_alone(self, texts: list[str]) -> list[list[int]]:
         """Return each text's ids without special tokens."""

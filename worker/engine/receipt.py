@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from contract.models import ModelConfig, ModelDescription, ScoringPath
-from contract.scores import ScoreRequest
+from contract.scores import Mode, ScoreRequest
 from worker.engine.prompts import Prompter
 from worker.engine.registry import Checkpoint
 from worker.engine.results import choose_activation
@@ -49,7 +49,9 @@ def make_receipt(
     labels: list[str | int | list[int]],
 ) -> dict[str, Any]:
     """Return the receipt of one job: the model's part and what the request chose."""
-    if model.path is ScoringPath.CLASSIFICATION:
+    if request.multi_token or request.mode == Mode.LOGLIKELIHOOD:
+        activation = "label_softmax" if request.apply_softmax else "summed_logprobs"
+    elif model.path is ScoringPath.CLASSIFICATION:
         activation = str(choose_activation(request, model))
     else:
         activation = "label_softmax" if request.apply_softmax else "vocabulary_softmax"
@@ -59,6 +61,7 @@ def make_receipt(
         "labels": labels,
         "item_first": request.item_first,
         "truncation": str(request.truncation),
+        "determinism": None if request.determinism is None else str(request.determinism),
     }
 
 

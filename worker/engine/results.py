@@ -11,7 +11,7 @@ import numpy as np
 
 from contract.errors import NonFiniteScoreError
 from contract.models import ModelDescription, ScoringPath
-from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts, Usage
+from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts, Usage
 from worker.engine.activations import activate, apply_softmax
 from worker.engine.seam import Floats, JobScores, PreparedItem, PreparedJob, Reading
 
@@ -44,8 +44,8 @@ def finish_job(
         raise AssertionError(message)
     rows, errors = _match(prepared.items, readings)
     causal = model.path is ScoringPath.CAUSAL
-    columns = _count_columns(prepared, model)
-    counts = [len(item.labels) if causal else model.label_count for item in prepared.items]
+    counts = [_count_labels(item, prepared, model) for item in prepared.items]
+    columns = max(counts, default=_count_labels(None, prepared, model))
     tensors = (
         _score_causal(prepared, rows, columns)
         if causal
@@ -98,10 +98,10 @@ def _match(
     return rows, errors
 
 
-def _count_columns(prepared: PreparedJob, model: ModelDescription) -> int:
+def _count_labels(item: PreparedItem | None, prepared: PreparedJob, model: ModelDescription) -> int:
     if model.path is ScoringPath.CLASSIFICATION:
         return model.label_count
-    return max((len(item.labels) for item in prepared.items), default=len(prepared.labels))
+    return len(item.labels) if item is not None and item.labels else len(prepared.labels)
 
 
 def _score_classes(
@@ -118,6 +118,8 @@ def _score_classes(
 
 def _score_causal(prepared: PreparedJob, rows: dict[int, Reading], columns: int) -> dict[str, Any]:
     request = prepared.request
+    if request.multi_token or request.mode == Mode.LOGLIKELIHOOD:
+        return _score_branches(prepared, rows, columns)
     count = len(prepared.items)
     scores = np.full((count, columns), _NAN, np.float32)
     logits, logprobs = scores.copy(), scores.copy()
@@ -138,6 +140,29 @@ def _score_causal(prepared: PreparedJob, rows: dict[int, Reading], columns: int)
         tensors["label_mass"] = mass
     if request.return_token_logprobs:
         tensors["token_logprobs"] = logprobs
+    return tensors
+
+
+def _score_branches(
+    prepared: PreparedJob, rows: dict[int, Reading], columns: int
+) -> dict[str, Any]:
+    """Summed log-probabilities of longer labels, or of the items themselves."""
+    request = prepared.request
+    shape = (len(prepared.items), columns)
+    names = ("scores", "logits", "normalized_logprobs", "token_counts", "is_greedy")
+    tensors: dict[str, Any] = {name: np.full(shape, _NAN, np.float32) for name in names}
+    branches = {item.index: item.sequence.branches for item in prepared.items if item.sequence}
+    for index, row in rows.items():
+        sums = row.values.astype(np.float64)
+        lengths = np.array([len(branch) for branch in branches[index]])
+        softmax = request.apply_softmax
+        tensors["logits"][index] = sums
+        tensors["normalized_logprobs"][index] = sums / lengths
+        tensors["token_counts"][index] = lengths
+        tensors["is_greedy"][index] = row.greedy
+        tensors["scores"][index] = (
+            apply_softmax(sums, temperature=request.temperature) if softmax else sums
+        )
     return tensors
 
 

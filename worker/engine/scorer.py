@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence as Rows
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -10,13 +10,15 @@ import numpy as np
 
 from contract.errors import InputTooLongError, InvalidRequestError
 from contract.models import ModelDescription, ScoringPath, check_request
-from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts
-from worker.engine.labels import name_labels, resolve_labels
+from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts
+from worker.engine.canary import Canary, CanaryResult
+from worker.engine.labels import name_labels, resolve_branches, resolve_labels
 from worker.engine.network import Network
 from worker.engine.prompts import Encoded, Prompter, check_input_ids
 from worker.engine.receipt import make_receipt
 from worker.engine.results import finish_job
 from worker.engine.seam import Ids, JobScores, PreparedItem, PreparedJob, Reading, Sequence
+from worker.engine.templates import Rendered
 
 __all__ = ["ModelScorer"]
 
@@ -32,12 +34,14 @@ class ModelScorer:
         receipt: dict[str, Any],
         *,
         width: int,
+        canary: Canary,
     ) -> None:
         self.network = network
         self.prompter = prompter
         self._description = description
         self._receipt = receipt
         self._width = width
+        self.canary = canary
 
     @property
     def description(self) -> ModelDescription:
@@ -56,10 +60,10 @@ class ModelScorer:
         causal = model.path is ScoringPath.CAUSAL
         rendered = self.prompter.render(request)
         encoded = self.prompter.encode(request, rendered)
-        labels = resolve_labels(request, self.prompter, rendered) if causal else [()] * len(encoded)
+        asked = self._ask(request, rendered) if causal else [_Asked()] * len(encoded)
         items = [
             self._prepare_item(request, index, found, own)
-            for index, (found, own) in enumerate(zip(encoded, labels, strict=True))
+            for index, (found, own) in enumerate(zip(encoded, asked, strict=True))
         ]
         if self.network.sharing and not request.item_first:
             items = _mark_prefix(items, self.prompter.encode_prefix(request, rendered))
@@ -70,6 +74,11 @@ class ModelScorer:
         """Put one batch through the model; see ``Scorer``."""
         return self.network.read(sequences)
 
+    def check_canary(self) -> CanaryResult:
+        """Score the fixed inputs and compare with what they gave first; device thread only."""
+        causal = self._description.path is ScoringPath.CAUSAL
+        return self.canary.check(self.forward, causal=causal)
+
     def finish(self, prepared: PreparedJob, readings: Rows[Reading | ItemError]) -> JobScores:
         """Turn readings into the job's scores; see ``Scorer``."""
         receipt = make_receipt(self._receipt, prepared.request, self._description, prepared.labels)
@@ -79,6 +88,7 @@ class ModelScorer:
         """A preset knows which labels its model answers with."""
         causal = self._description.path is ScoringPath.CAUSAL
         absent = request.labels is None and request.label_token_ids is None
+        absent = absent and request.mode == Mode.LABELS
         if causal and absent and self._description.labels:
             return msgspec.structs.replace(request, labels=self._description.labels)
         return request
@@ -89,23 +99,44 @@ class ModelScorer:
         if request.item_first:
             message = "item_first has no effect: the model's template places query and item"
             raise InvalidRequestError(message, param="item_first")
+        if request.mode == Mode.LOGLIKELIHOOD:
+            message = "mode loglikelihood reads bare items: serve the model without a template"
+            raise InvalidRequestError(message, param="mode")
         if any(isinstance(item, list) for item in request.item_list):
             return ["token ids are used as they are: the model's template is for text"]
         return []
 
+    def _ask(self, request: ScoreRequest, rendered: list[Rendered]) -> list["_Asked"]:
+        """Find out what is read of every item of a causal model."""
+        if request.mode == Mode.LOGLIKELIHOOD:
+            context = self.prompter.count_context(request, rendered)
+            return [_Asked(context=context)] * len(request.item_list)
+        if request.multi_token:
+            found = resolve_branches(request, self.prompter, rendered)
+            return [_Asked(branches=branches) for branches in found]
+        return [_Asked(labels=own) for own in resolve_labels(request, self.prompter, rendered)]
+
     def _prepare_item(
-        self, request: ScoreRequest, index: int, encoded: Encoded, labels: tuple[int, ...]
+        self, request: ScoreRequest, index: int, encoded: Encoded, asked: "_Asked"
     ) -> PreparedItem:
         given = len(encoded.ids)
+        labels = asked.labels
         try:
-            self._check_ids(encoded.ids, index)
+            self._check_ids(encoded.ids, asked.context, index)
             encoded, tokens = self.prompter.truncate(encoded, request.truncation)
         except (InvalidRequestError, InputTooLongError) as error:
             problem = ItemError(index, error.code, error.message)
             return PreparedItem(index, TokenCounts(given, 0, 0), error=problem, labels=labels)
+        ids, branches = encoded.ids, asked.branches
+        if asked.context is not None:
+            # what is cut is context: the boundary keeps its place from the right end
+            boundary = len(ids) - (given - asked.context)
+            ids, branches = ids[:boundary], (ids[boundary:],)
         sequence = Sequence(
-            ids=encoded.ids,
-            cost_tokens=len(encoded.ids),
+            ids=ids,
+            cost_tokens=len(ids) + sum(len(branch) - 1 for branch in branches),
+            branches=branches,
+            alone=request.determinism is not None,
             token_types=encoded.types,
             labels=np.array(labels, np.int32) if labels else None,
             wants_mass=not request.apply_softmax
@@ -115,14 +146,27 @@ class ModelScorer:
         )
         return PreparedItem(index, tokens, sequence=sequence, labels=labels)
 
-    def _check_ids(self, ids: Ids, index: int) -> None:
+    def _check_ids(self, ids: Ids, context: int | None, index: int) -> None:
         if not len(ids):
             message = "query and item hold no token together: there is nothing to read"
+            raise InvalidRequestError(message, param=f"items[{index}]")
+        if context is not None and not 0 < context < len(ids):
+            part = "item" if context else "query"
+            message = f"the {part} holds no token: a likelihood needs one of each"
             raise InvalidRequestError(message, param=f"items[{index}]")
         largest = ids.max()
         if largest >= self._width:
             message = f"token id {largest} is outside the model's {self._width} input embeddings"
             raise InvalidRequestError(message, param=f"items[{index}]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What is read of one item: labels, or longer ones, or itself behind ``context`` tokens."""
+
+    labels: tuple[int, ...] = ()
+    branches: tuple[Ids, ...] = ()
+    context: int | None = None
 
 
 def _mark_prefix(items: list[PreparedItem], prefix: Ids) -> list[PreparedItem]:

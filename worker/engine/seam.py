@@ -54,6 +54,8 @@ class Sequence:
     #: causal: whether the whole vocabulary must be reduced at the last position
     wants_mass: bool = False
     wants_hidden: bool = False
+    #: whether it must go through the model alone, so that its bits depend on nothing else
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +108,11 @@ class JobScores:
 
     ``tensors``: ``scores`` float32 [items, columns], after activation; ``logits`` float32 of the
     same shape, raw; for causal models ``label_mass`` float32 [items] and ``token_logprobs``
-    float32 [items, columns] where asked for; ``hidden_states`` [items, hidden] in the model's
-    dtype where asked for (a CPU torch tensor, the others are numpy arrays). Rows with fewer
-    labels than the widest end in NaN: ``label_counts`` says how many columns count.
+    float32 [items, columns] where asked for; for longer labels and likelihoods ``scores`` are
+    summed log-probabilities, beside ``normalized_logprobs`` (per token), ``token_counts`` and
+    ``is_greedy`` (0 or 1), all float32 [items, columns]; ``hidden_states`` [items, hidden] in
+    the model's dtype where asked for (a CPU torch tensor, the others are numpy arrays). Rows with
+    fewer labels than the widest end in NaN: ``label_counts`` says how many columns count.
     """
 
     tensors: dict[str, "Floats | Tensor"]

@@ -5,6 +5,7 @@ over are an error that names them, never a random head.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig, ScoringPath
+from worker.engine.adapters import choose_placement, merge_adapter
 from worker.engine.foreign import Model
 from worker.engine.registry import Checkpoint
 from worker.engine.rewards import REWARD_CLASSES, convert_internlm2, make_internlm2_config
@@ -41,6 +43,8 @@ def load_weights(
     except FAULTS as error:
         message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {explain(error)}"
         raise ModelLoadError(message) from error
+    if config.adapter is not None:
+        model = merge_adapter(checkpoint.name, model, Path(config.adapter), info)
     left = _restore_biases(model, checkpoint, sorted(info["unexpected_keys"]))
     _check_weights(checkpoint, model, info, left)
     return model
@@ -50,6 +54,7 @@ def _read(
     checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, dtype: torch.dtype
 ) -> tuple[Model, dict[str, Any]]:
     common: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    common |= choose_placement(config)
     reward = REWARD_CLASSES.get(checkpoint.architecture)
     if reward is not None and checkpoint.raw.get("model_type") == "internlm2":
         made = make_internlm2_config(checkpoint.raw)

@@ -1,0 +1,194 @@
+"""Canaries, adapters, quantisation, device maps, and the device's errors as ours."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from contract.errors import DeviceLostError, ModelLoadError, OutOfMemoryError
+from contract.models import ModelConfig
+from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from tests.tiny_models import make_tiny
+from worker.engine import adapters
+from worker.engine.forward import copy_to_host, translate_errors
+from worker.engine.loader import load_model
+from worker.engine.scorer import ModelScorer
+
+Scorers = Callable[..., ModelScorer]
+Folders = Callable[..., Path]
+
+LLAMA = "LlamaForSequenceClassification"
+
+
+class TestCanary:
+    """Fixed inputs against what the stock model gave at the first load."""
+
+    @pytest.mark.parametrize(
+        "architecture", [LLAMA, "Gemma2ForCausalLM", "DebertaV2ForSequenceClassification"]
+    )
+    def test_passes(self, architecture: str, scorer_of: Scorers, tmp_path: Path) -> None:
+        """A healthy model passes, also against its record on disk."""
+        scorer = scorer_of(architecture)
+        scorer.canary = scorer.canary.remember(tmp_path / "deep" / "canary.json")
+
+        first = scorer.check_canary()
+        scorer.canary = scorer.canary.remember(tmp_path / "deep" / "canary.json")
+
+        assert first.passed
+        assert scorer.check_canary() == first
+
+    def test_drift(self, folder_of: Folders, tmp_path: Path) -> None:
+        """Weights that changed in memory are seen; a record of other weights is replaced."""
+        folder = make_tiny(tmp_path / "m", LLAMA, seed=7)
+        scorer = load_model("canary", ModelConfig(source=str(folder)))
+        assert isinstance(scorer, ModelScorer)
+        path = tmp_path / "canary.json"
+        other = load_model("other", ModelConfig(source=str(folder_of(LLAMA))))
+        assert isinstance(other, ModelScorer)
+        other.canary.remember(path)
+        scorer.canary = scorer.canary.remember(path)
+        assert scorer.check_canary().passed
+
+        with torch.inference_mode(mode=False), torch.no_grad():
+            next(scorer.network.backbone.module.parameters()).mul_(1.01)
+
+        assert not scorer.check_canary().passed
+        with torch.no_grad():
+            next(scorer.network.backbone.module.parameters()).fill_(float("nan"))
+        assert not scorer.check_canary().passed
+
+
+class TestLibraries:
+    """What needs an optional library says so."""
+
+    @pytest.mark.parametrize(
+        ("entry", "library"),
+        [
+            ({"adapter": "a"}, "peft"),
+            ({"quantization": "8bit"}, "bitsandbytes"),
+            ({"device_map": "auto"}, "accelerate"),
+        ],
+    )
+    def test_missing(
+        self,
+        entry: dict[str, str],
+        library: str,
+        folder_of: Folders,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The library is named."""
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+        with pytest.raises(ModelLoadError, match=library):
+            load_model("tiny", ModelConfig(source=str(folder_of(LLAMA)), **entry))
+
+    def test_unknown_quantization(self, folder_of: Folders) -> None:
+        """Only 8bit and 4bit are known."""
+        with pytest.raises(ModelLoadError, match="8bit, 4bit"):
+            load_model("tiny", ModelConfig(source=str(folder_of(LLAMA)), quantization="2bit"))
+
+    def test_quantization_arguments(self) -> None:
+        """The entry's word becomes transformers' own config, on the devices it chooses."""
+        found = adapters.choose_placement(ModelConfig(source="s", quantization="4bit"))
+
+        assert found["quantization_config"].load_in_4bit
+        assert found["device_map"] == "auto"
+
+    def test_device_map(self, folder_of: Folders, scorer_of: Scorers) -> None:
+        """A model placed by a device map gives the same scores."""
+        folder = folder_of(LLAMA)
+        items = draw_ids(5, 20)
+
+        mapped = load_model("mapped", ModelConfig(source=str(folder), device_map="cpu"))
+
+        expected = logits_of(score(scorer_of(LLAMA), items=items))
+        assert_close(logits_of(score(mapped, items=items)), expected, tolerance=1e-5)
+
+
+class TestAdapters:
+    """LoRA adapters are merged at load."""
+
+    def test_merged(self, folder_of: Folders, scorer_of: Scorers, tmp_path: Path) -> None:
+        """Scores are those of the merged weights, the adapter's own head included."""
+        peft = pytest.importorskip("peft")
+        folder = make_tiny(tmp_path / "base", LLAMA)
+        kind = __import__("transformers").AutoModelForSequenceClassification
+        model = peft.get_peft_model(
+            kind.from_pretrained(folder),
+            peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_CLS"),
+        )
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name or "score" in name:
+                    parameter.normal_(0, 0.2)
+        model.save_pretrained(tmp_path / "adapter")
+        weights = load_file(folder / "model.safetensors")
+        del weights["score.weight"]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        items = draw_ids(5, 20)
+        plain = model.merge_and_unload().eval()
+        with torch.no_grad():
+            expected = [
+                plain.score(plain.model(torch.tensor([item])).last_hidden_state[0, -1]).numpy()
+                for item in items
+            ]
+
+        config = ModelConfig(source=str(folder), adapter=str(tmp_path / "adapter"))
+        found = score(load_model("lora", config), items=items)
+
+        assert_close(logits_of(found), np.stack(expected), tolerance=1e-5)
+
+    def test_no_such_adapter(self, folder_of: Folders, tmp_path: Path) -> None:
+        """An adapter that is not there is named."""
+        pytest.importorskip("peft")
+
+        with pytest.raises(ModelLoadError, match="cannot be merged"):
+            load_model("lora", ModelConfig(source=str(folder_of(LLAMA)), adapter=str(tmp_path)))
+
+
+class TestDevice:
+    """The device's troubles, told apart."""
+
+    @pytest.mark.parametrize(
+        ("raised", "expected"),
+        [
+            (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemoryError),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemoryError),
+            (torch.AcceleratorError("CUDA error: an illegal access"), DeviceLostError),
+            (RuntimeError("CUDA error: device-side assert triggered"), DeviceLostError),
+            (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), DeviceLostError),
+            (RuntimeError("shapes cannot be multiplied"), RuntimeError),
+            (IndexError("index out of range"), IndexError),
+        ],
+    )
+    def test_errors(self, raised: Exception, expected: type[Exception]) -> None:
+        """Memory may be retried smaller, a lost context ends the process, the rest is a bug."""
+        with pytest.raises(expected), translate_errors():
+            raise raised
+
+    def test_one_copy(self) -> None:
+        """On a CPU nothing is copied."""
+        tensors = [torch.zeros(2, 3), torch.ones(4, dtype=torch.bfloat16)]
+
+        assert copy_to_host(tensors) is tensors
+
+    @pytest.mark.cuda
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_on_a_gpu(self, folder_of: Folders, scorer_of: Scorers) -> None:
+        """The same scores from a GPU, hidden states in one copy with them."""
+        items = draw_ids(5, 20, 90)
+        scorer = load_model(
+            "gpu", ModelConfig(source=str(folder_of(LLAMA)), device="cuda", dtype="float32")
+        )
+
+        found = score(scorer, items=items, return_pooled_hidden_states=True)
+
+        expected = score(scorer_of(LLAMA), items=items, return_pooled_hidden_states=True)
+        assert_close(logits_of(found), logits_of(expected), tolerance=1e-3)
+        assert_close(
+            found.tensors["hidden_states"], expected.tensors["hidden_states"], tolerance=1e-3
+        )
