@@ -1,6 +1,7 @@
 """Claims: the order, the limits, the lease, and that two workers never hold one job."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -167,7 +168,12 @@ async def test_a_claim_leaves_rows_that_another_locks(postgres_url: str) -> None
     database = Database(postgres_url)
     await submit(database, count=8)
     async with database.transaction() as tx:
-        values = {"models": ["m"], "max_jobs": 3, "max_tokens": 1000, "lease_s": 30.0}
+        values: dict[str, Any] = {
+            "models": ["m"],
+            "max_jobs": 3,
+            "max_tokens": 1000,
+            "lease_s": 30.0,
+        }
         first = await claim_jobs(tx, worker="a", **values)
         second = await asyncio.wait_for(claim(database, worker="b", max_jobs=3), 5)
 

@@ -1,5 +1,7 @@
 """How jobs end: once, with one event, and only by the worker that holds them."""
 
+from typing import Any
+
 import pytest
 
 from contract.errors import IllegalTransitionError, JobNotFoundError, NotFoundError
@@ -47,9 +49,14 @@ async def test_a_failure_keeps_its_reason(database: Database) -> None:
     """Without result, blob or receipt."""
     await submit(database, count=1)
     jobs = await claim(database)
-    failure = {"state": JobState.FAILED, "scored": 0, "failed": 2, "error": b'{"code":"x"}'}
-    nothing = {"result": None, "usage": None, "receipt": None, "tensors": []}
-    await complete(database, jobs, **failure, **nothing)
+    failure: dict[str, Any] = {
+        "state": JobState.FAILED,
+        "scored": 0,
+        "failed": 2,
+        "error": b'{"code":"x"}',
+    }
+    nothing: dict[str, Any] = {"result": None, "usage": None, "receipt": None, "tensors": []}
+    await complete(database, jobs, None, **failure, **nothing)
 
     async with database.snapshot() as tx:
         row = await get_job(tx, "t", jobs[0].id)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ async def _work(queue: Queue) -> list[str]:
     """Run an arq worker until no hint is left; return the ids in their order."""
     heard: list[str] = []
 
-    async def score(_: object, job_id: str) -> None:
+    async def score(_: dict[Any, Any], job_id: str) -> None:
         heard.append(job_id)
 
     worker = Worker([func(score, name=FUNCTION)], burst=True, **queue.worker_options())

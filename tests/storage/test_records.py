@@ -138,9 +138,8 @@ async def test_a_worker_registers_beats_and_leaves(database: Database) -> None:
 async def test_models_are_as_good_as_their_best_worker(database: Database) -> None:
     """Ready beats loading beats failed; what only the dead knew is loading, with what they knew."""
     async with database.transaction() as tx:
-        gone = (_status("gone", ModelState.READY, described=True),)
-        gone += (_status("broken", ModelState.FAILED),)
-        gone += (_status("m", ModelState.READY, described=True),)
+        gone = [_status(name, ModelState.READY, described=True) for name in ("gone", "m")]
+        gone.append(_status("broken", ModelState.FAILED))
         await put_worker(tx, _worker("wrk_0", *gone))
     await run_sql(database, "UPDATE workers SET heartbeat_at = heartbeat_at - 100")
     async with database.transaction() as tx:

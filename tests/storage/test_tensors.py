@@ -18,7 +18,7 @@ def test_the_library_reads_what_we_write() -> None:
     """Names, types, shapes and bytes, from a buffer that starts aligned."""
     data = render_safetensors(TENSORS, {"made_by": "test"})
 
-    read = dict(deserialize(data))
+    read = dict(deserialize(data))  # type: ignore[no-untyped-call]
     assert set(read) == {tensor.name for tensor in TENSORS}
     for tensor in TENSORS:
         entry = read[tensor.name]
@@ -28,7 +28,7 @@ def test_the_library_reads_what_we_write() -> None:
 
 def test_the_header_says_where_the_bytes_are() -> None:
     """Absolute ranges, aligned to the type, whatever follows the header."""
-    data = render_safetensors([tuple(tensor) for tensor in TENSORS])
+    data = render_safetensors([(*tensor,) for tensor in TENSORS])
     by_name = {tensor.name: tensor for tensor in TENSORS}
 
     entries = parse_header(data[: len(data) - 30])
