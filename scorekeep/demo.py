@@ -17,12 +17,14 @@ from rich.table import Table
 
 from contract.config import PREFIX, load_settings
 from contract.errors import ScoreError
+from contract.models import ModelState
 from contract.scores import Job, Scores
 from contract.webhooks import Event, verify
-from scorekeep.client import AsyncClient
+from scorekeep.client import AsyncClient, check_scored
 from scorekeep.demo_sentences import SHOWN
 from scorekeep.demo_sources import prepare_models
 from scorekeep.launch import LaunchOptions, find_registry, render_environment
+from scorekeep.options import JobOptions
 from scorekeep.redis_server import find_free_port
 from scorekeep.up import Machine
 
@@ -37,6 +39,7 @@ PROMPT = (
 _LABELS = [" positive", " negative"]
 _WEBHOOK_TIMEOUT_S = 30.0
 _JOB_TIMEOUT_S = 300.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ async def _serve(console: Console, folder: Path, models: Mapping[str, Path]) -> 
         began = time.monotonic()
         try:
             await machine.start()
-            console.print(f"Started on this machine in {time.monotonic() - began:.1f} s\n")
+            console.print(f"Started on this machine in {time.monotonic() - began:.1f} s")
             await _score(console, machine.address)
         except ScoreError:
             console.print(log.read_text(errors="replace")[-4000:], markup=False, highlight=False)
@@ -127,7 +130,10 @@ async def _serve(console: Console, folder: Path, models: Mapping[str, Path]) -> 
 
 async def _score(console: Console, address: str) -> None:
     texts = [text for text, _ in SHOWN]
+    began = time.monotonic()
     async with _receiver() as (url, received), AsyncClient(address) as client:
+        await _wait_for_models(client)
+        console.print(f"All models loaded {time.monotonic() - began:.1f} s later\n")
         classifier = await _score_path(client, url, texts, model="sentiment")
         prompts = [f"{text}\nSentiment:" for text in texts]
         judge = await _score_path(client, url, prompts, model="judge")
@@ -141,27 +147,23 @@ async def _score(console: Console, address: str) -> None:
             console.print(_render_event(event, got), highlight=False)
 
 
+async def _wait_for_models(client: AsyncClient) -> None:
+    async with asyncio.timeout(_JOB_TIMEOUT_S):
+        while any(  # noqa: ASYNC110  # another process
+            model.state is ModelState.LOADING for model in await client.models()
+        ):
+            await asyncio.sleep(_POLL_S)
+
+
 async def _score_path(client: AsyncClient, url: str, items: list[str], *, model: str) -> _Outcome:
     began = time.monotonic()
+    options = JobOptions(
+        model=model, apply_softmax=True, return_pooled_hidden_states=True, webhook=url
+    )
     if model == "judge":
-        job = await client.submit(
-            items,
-            model=model,
-            query=PROMPT,
-            labels=_LABELS,
-            apply_softmax=True,
-            return_pooled_hidden_states=True,
-            webhook=url,
-        )
-    else:
-        job = await client.submit(
-            items,
-            model=model,
-            apply_softmax=True,
-            return_pooled_hidden_states=True,
-            webhook=url,
-        )
-    job = await client.wait(job, timeout_s=_JOB_TIMEOUT_S)
+        options["query"], options["labels"] = PROMPT, _LABELS
+    job = await client.wait(await client.submit(items, **options), timeout_s=_JOB_TIMEOUT_S)
+    check_scored(job)
     scores = await client.scores(job)
     seconds = time.monotonic() - began
     hidden = await client.hidden_states(job)
@@ -197,7 +199,7 @@ async def _receiver() -> AsyncIterator[tuple[str, "asyncio.Queue[_Received]"]]:
 
 def _render_table(classifier: _Outcome, judge: _Outcome) -> Table:
     table = Table(title="How positive is it? (probability)", title_justify="left")
-    table.add_column("sentence", overflow="fold")
+    table.add_column("sentence")
     table.add_column("truth")
     table.add_column("sentiment", justify="right")
     table.add_column("judge", justify="right")

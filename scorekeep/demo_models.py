@@ -31,7 +31,8 @@ __all__ = ["convert_judge", "fit_head", "main", "train_sentiment"]
 _LABELS = ("negative", "positive")
 _BATCH = 64
 _HELD_OUT = 0.2
-_L2 = 1e-4
+#: By five-fold cross-validation on these features, whose entries are small: 0.84 (1e-4: 0.825).
+_L2 = 3e-6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
