@@ -70,6 +70,17 @@ async def test_lanes_are_served_in_order(database: Database) -> None:
     assert [job.lane for job in await claim(database)] == [Lane.NORMAL, Lane.BULK, Lane.BULK]
 
 
+async def test_a_claim_can_leave_the_lower_lanes(database: Database) -> None:
+    """A worker with little room takes the urgent alone."""
+    await submit(database, *(new_job(lane=lane) for lane in Lane))
+
+    found = await claim(database, last_lane=Lane.INTERACTIVE)
+
+    assert [job.lane for job in found] == [Lane.INTERACTIVE]
+    assert await claim(database, last_lane=Lane.INTERACTIVE) == []
+    assert len(await claim(database)) == 2
+
+
 async def test_an_aged_claim_serves_what_waited_too_long(database: Database) -> None:
     """A busy lane does not starve the others: old bulk jobs come first in such a claim."""
     await submit(database, *(new_job(lane=Lane.BULK) for _ in range(2)))

@@ -121,3 +121,16 @@ async def test_workers_share_the_deliveries(database: Database) -> None:
 
     ids = [due.id for part in found for due in part]
     assert len(ids) == len(set(ids)) == 40
+
+
+async def test_busy_receivers_are_left_for_later(database: Database) -> None:
+    """One slow receiver does not fill the page; another whose name only starts alike is served."""
+    urls = [f"https://{host}/hook" for host in ("slow.org", "slow.org", "slow.organic", "fast.org")]
+    await submit(database, *(new_job(webhook_url=url) for url in urls))
+    await complete(database, await claim(database))
+    async with database.transaction() as tx:
+        busy = ["https://slow.org/"]
+        found = await claim_deliveries(tx, worker="w", limit=2, lease_s=20.0, busy_origins=busy)
+
+    assert {due.url for due in found} == set(urls[2:])
+    assert len(await _take(database)) == 2

@@ -6,7 +6,7 @@ from contract.errors import GoneError, JobNotFoundError
 from contract.jobs import JobState, Lane
 from storage.database import Database
 from storage.forgetting import delete_job
-from storage.jobs import add_jobs, get_job, list_jobs, queue_depth, read_request
+from storage.jobs import add_jobs, finished_among, get_job, list_jobs, queue_depth, read_request
 from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
 
 
@@ -141,3 +141,21 @@ async def test_the_queues_depth_is_by_model_and_lane(database: Database) -> None
 
     assert (depth.model, depth.lane, depth.count, depth.tokens) == ("b", Lane.BULK, 2, 20)
     assert 0 <= depth.oldest_age_s < 20
+
+
+async def test_those_that_ended_are_told_from_the_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended, deleted and unknown ones need no further waiting; queued and running ones do."""
+    monkeypatch.setattr("storage.jobs._IDS_A_STATEMENT", 2)
+    await submit(database, *(new_job() for _ in range(3)))
+    ended, deleted, running = await claim(database)
+    (queued,) = await submit(database, new_job())
+    await complete(database, [ended, deleted])
+    async with database.transaction() as tx:
+        await delete_job(tx, "t", deleted.id)
+        ids = [ended.id, deleted.id, running.id, queued.id, "job_none"]
+        found = await finished_among(tx, ids)
+        assert await finished_among(tx, []) == set()
+
+    assert found == {ended.id, deleted.id, "job_none"}

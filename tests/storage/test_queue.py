@@ -31,10 +31,11 @@ async def _work(queue: Queue) -> list[str]:
     """Run an arq worker until no hint is left; return the ids in their order."""
     heard: list[str] = []
 
-    async def score(_: dict[Any, Any], job_id: str) -> None:
+    async def score(ctx: dict[Any, Any], job_id: str) -> None:
         heard.append(job_id)
 
-    worker = Worker([func(score, name=FUNCTION)], burst=True, **queue.worker_options())
+    function = func(score, name=FUNCTION)
+    worker = Worker([function], burst=True, **queue.worker_options())
     await worker.main()
     await worker.close()
     return heard
