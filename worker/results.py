@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,10 +13,8 @@ from contract.scores import Problem
 from storage.claims import ClaimedJob
 from storage.outcomes import JobOutcome
 from storage.refs import TensorRef
+from worker.engine.encoding import EncodedTensor
 from worker.engine.seam import JobScores
-
-if TYPE_CHECKING:  # it loads torch
-    from worker.engine.encoding import EncodedTensor
 
 __all__ = ["fail_job", "render_outcome", "render_problem"]
 
@@ -53,7 +50,7 @@ def render_outcome(
     job: ClaimedJob,
     scores: JobScores,
     *,
-    tensors: "Sequence[EncodedTensor]",
+    tensors: Sequence[EncodedTensor],
 ) -> JobOutcome:
     """Return the outcome of a job that went through the model; its state follows its items."""
     items, failed = len(scores.label_counts), len(scores.errors)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,14 +24,12 @@ from storage.outcomes import JobOutcome, complete_jobs, find_completed
 from worker.batcher import MicroBatcher, Submission, Ticket
 from worker.crashing import crash_here
 from worker.deadlines import HardDeadline
+from worker.engine.encoding import EncodedBatch
 from worker.engine.seam import JobScores, PreparedJob, Reading, Scorer
 from worker.isolation import Failure
 from worker.leases import LeaseKeeper
 from worker.results import fail_job, render_outcome, render_problem
 from worker.stores import Stores
-
-if TYPE_CHECKING:  # it loads torch
-    from worker.engine.encoding import EncodedBatch
 
 __all__ = ["Counts", "Tasks", "Work"]
 
@@ -88,7 +86,7 @@ class Tasks:
     leases: LeaseKeeper
     batcher: MicroBatcher
     deadline: HardDeadline
-    encode: "Callable[[Mapping[str, JobScores]], EncodedBatch]"
+    encode: Callable[[Mapping[str, JobScores]], EncodedBatch]
     announced: Callable[[], object] = lambda: None
     counts: Counts = field(default_factory=Counts)
     running: dict[str, Submission] = field(default_factory=dict)
