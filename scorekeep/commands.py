@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from contract.config import load_settings
@@ -23,6 +23,7 @@ from scorekeep.up import render_address
 __all__ = ["RUNS"]
 
 _SOME_FAILED = 3
+_JOB_COLUMNS = ("state", "model", "items", "created")
 
 
 def run_score(options: argparse.Namespace) -> int:
@@ -152,7 +153,7 @@ def _print_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> None:
     if options.json:
         _print_json(jobs)
         return
-    table = Table("id", "state", "model", "items", "created", box=None)
+    table = Table(Column("id", no_wrap=True, min_width=36), *_JOB_COLUMNS, box=None)
     for job in jobs:
         table.add_row(job.id, job.state, Text(job.model), str(job.counts.total), job.created_at)
     Console().print(table)

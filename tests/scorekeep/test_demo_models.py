@@ -144,7 +144,7 @@ def test_a_classifier_is_trained_on_an_encoder(
 
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])["facts"]
     assert (facts["trained_on"], facts["held_out"]) == (96, 24)
-    assert facts["accuracy"] == 1.0
+    assert facts["accuracy"] > 0.7  # of a random encoder
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "made")
     before = BertForSequenceClassification.from_pretrained(encoder)
     assert made.config.id2label == {0: "negative", 1: "positive"}
