@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,11 +19,14 @@ def test_the_demo_scores_fetches_and_is_called_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both paths, hidden states of both, two verified webhooks, timings; no setting leaks in."""
-    words = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+    words: dict[str, Any] = {
+        "id2label": {0: "negative", 1: "positive"},
+        "label2id": {"negative": 0, "positive": 1},
+    }
     sentiment = make_tiny(
         tmp_path / "sentiment", "BertForSequenceClassification", labels=2, **words
     )
-    added = {"added": (" positive", " negative")}
+    added: dict[str, Any] = {"added": (" positive", " negative")}
     judge = make_tiny(
         tmp_path / "judge", "LlamaForCausalLM", tokenizer=added, max_position_embeddings=1024
     )
