@@ -15,7 +15,7 @@ from torch import Tensor
 from contract.errors import ModelLoadError
 from worker.engine import packing
 from worker.engine.causal import CausalHead, install_selective
-from worker.engine.foreign import Model
+from worker.engine.foreign import FAULTS, Model, explain
 from worker.engine.forward import Backbone, copy_to_host, upload
 from worker.engine.heads import ClassificationHead, Replay, detach_backbone, find_linear
 from worker.engine.network import Network
@@ -53,34 +53,42 @@ def examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
 
     Raises ``ModelLoadError`` where no way does.
     """
+    try:
+        with torch.inference_mode():
+            return _examine(model, causal=causal, max_tokens=max_tokens)
+    except FAULTS as error:
+        message = f"{type(model).__name__} cannot be served: {explain(error)}"
+        raise ModelLoadError(message) from error
+
+
+def _examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
     stock_attention: str = model.config._attn_implementation  # noqa: SLF001
     probes = _make_probes(model, max_tokens)
-    with torch.inference_mode():
-        stock = _run_stock(model, probes, causal=causal)
-        selective = install_selective(model) if causal else None
-        backbone_module, replay = detach_backbone(model)
-        backbone = Backbone(backbone_module, model.device)
-        heads = (
-            [CausalHead(model, replay, selective, vocabulary=stock.shape[-1])]
-            if causal
-            else _list_heads(model, replay)
-        )
-        network, pooling, difference = _find_head(model, backbone, heads, probes, stock)
-        examined = Examined(network, pooling, stock_attention, width=stock.shape[-1])
-        examined.difference = difference
-        examined.probes = probes
-        examined.stock = copy_to_host([stock])[0].numpy()
-        reason = _refuse_packing(model, backbone) or _try_packing(examined, probes)
-        if reason is None:
-            examined.attention = packing.NAME
-            reason = _try_sharing(examined, probes)
-            if reason is not None:
-                examined.refusals["shared_prefix"] = reason
-        else:
-            examined.refusals["packing"] = reason
+    stock = _run_stock(model, probes, causal=causal)
+    selective = install_selective(model) if causal else None
+    backbone_module, replay = detach_backbone(model)
+    backbone = Backbone(backbone_module, model.device)
+    heads = (
+        [CausalHead(model, replay, selective, vocabulary=stock.shape[-1])]
+        if causal
+        else _list_heads(model, replay)
+    )
+    network, pooling, difference = _find_head(model, backbone, heads, probes, stock)
+    examined = Examined(network, pooling, stock_attention, width=stock.shape[-1])
+    examined.difference = difference
+    examined.probes = probes
+    examined.stock = copy_to_host([stock])[0].numpy()
+    reason = _refuse_packing(model, backbone) or _try_packing(examined, probes)
+    if reason is None:
+        examined.attention = packing.NAME
+        reason = _try_sharing(examined, probes)
+        if reason is not None:
             examined.refusals["shared_prefix"] = reason
-            network.backbone.packed = False
-            network.backbone.set_attention(stock_attention)
+    else:
+        examined.refusals["packing"] = reason
+        examined.refusals["shared_prefix"] = reason
+        network.backbone.packed = False
+        network.backbone.set_attention(stock_attention)
     return examined
 
 
@@ -137,7 +145,7 @@ def _find_head(
 def _list_heads(model: Model, replay: Replay) -> list[ClassificationHead]:
     linear = find_linear(model)
     direct = [] if linear is None else [Pooling.LAST, Pooling.CLS, Pooling.MEAN]
-    replayed = [Pooling.CLS, Pooling.MEAN, Pooling.WHOLE]
+    replayed = [Pooling.CLS, Pooling.MEAN, Pooling.LAST, Pooling.WHOLE]
     return [
         *(ClassificationHead(model, replay, pooling, linear=linear) for pooling in direct),
         *(ClassificationHead(model, replay, pooling) for pooling in replayed),

@@ -55,6 +55,11 @@ class SelectiveHead(nn.Module):
         """The whole head's weight: some models look at its dtype."""
         return self.linear.weight
 
+    @property
+    def bias(self) -> Tensor | None:
+        """The whole head's bias, where it has one."""
+        return self.linear.bias
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits of the selected tokens, or of all."""
         hidden = hidden.to(self.linear.weight.device)  # a device map may part them

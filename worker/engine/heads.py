@@ -10,7 +10,7 @@ Dimension key:
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,30 @@ from worker.engine.pooling import Pooling, pool_hidden_states
 __all__ = ["ClassificationHead", "Replay", "detach_backbone", "find_linear"]
 
 
+class _Replayed(BaseModelOutputWithPoolingAndCrossAttentions):
+    """What a backbone yields beside its rows (router logits, states) nobody reads: it is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class Replay(nn.Module):
     """Stands where the backbone was and answers with the rows it was last given."""
 
-    def __init__(self, pooler: nn.Module | None, activation: nn.Module | None) -> None:
+    def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
-        self.pooler = pooler
-        self.activation = activation
+        self.pooler: nn.Module | None = getattr(backbone, "pooler", None)
+        self.activation: nn.Module | None = getattr(backbone, "pooler_activation", None)
         self._rows_BLD: Tensor | None = None
+        # in a list: the backbone is not a part of the head
+        self._origin = [backbone]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the backbone has
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_origin"][0], name)
 
     @property
     def decoder(self) -> "Replay":
@@ -41,10 +57,10 @@ class Replay(nn.Module):
         """Set what the next forward answers."""
         self._rows_BLD = rows_BLD
 
-    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    def forward(self, *_: object, **__: object) -> _Replayed:
         """Answer as the backbone would whose last layer yielded the loaded rows."""
         rows_BLD = self._rows_BLD
-        return BaseModelOutputWithPoolingAndCrossAttentions(
+        return _Replayed(
             last_hidden_state=cast("torch.FloatTensor", rows_BLD),
             pooler_output=None if rows_BLD is None else self._pool(rows_BLD),
         )
@@ -63,7 +79,7 @@ class Replay(nn.Module):
 def detach_backbone(model: Model) -> tuple[nn.Module, Replay]:
     """Take the backbone out of ``model`` and leave a ``Replay`` in its place."""
     backbone: nn.Module = getattr(model, model.base_model_prefix)
-    replay = Replay(getattr(backbone, "pooler", None), getattr(backbone, "pooler_activation", None))
+    replay = Replay(backbone)
     setattr(model, model.base_model_prefix, replay)
     return backbone, replay
 

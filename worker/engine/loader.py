@@ -17,7 +17,7 @@ from worker.engine.adapters import check_libraries, is_placed
 from worker.engine.canary import Canary
 from worker.engine.capabilities import Examined, examine
 from worker.engine.deterministic import SOURCE, DeterministicScorer
-from worker.engine.foreign import Model, Tokenizer
+from worker.engine.foreign import FAULTS, Model, Tokenizer, explain
 from worker.engine.pooling import Pooling
 from worker.engine.prompts import Prompter
 from worker.engine.receipt import describe_model
@@ -26,7 +26,7 @@ from worker.engine.rewards import REWARD_CLASSES
 from worker.engine.scorer import ModelScorer
 from worker.engine.seam import Scorer
 from worker.engine.templates import Template, find_template
-from worker.engine.weights import FAULTS, explain, load_weights
+from worker.engine.weights import load_weights
 
 __all__ = ["load_model", "set_up_threads"]
 

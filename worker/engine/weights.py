@@ -10,21 +10,19 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig, ScoringPath
 from worker.engine.adapters import choose_placement, merge_adapter
-from worker.engine.foreign import Model
+from worker.engine.foreign import FAULTS, Model, explain
 from worker.engine.registry import Checkpoint
 from worker.engine.rewards import REWARD_CLASSES, convert_internlm2, make_internlm2_config
 
-__all__ = ["FAULTS", "explain", "load_weights"]
+__all__ = ["load_weights"]
 
-#: what from_pretrained raises for files and configs that it cannot read
-FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError)
 #: stored by older transformers versions and recomputed by newer ones
 _LEFTOVERS = re.compile(
     r"position_ids$|inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$|num_batches"
@@ -128,12 +126,6 @@ def _read_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
                 return tensor
     message = f"{checkpoint.name}: {key} is in no safetensors file of {checkpoint.folder}"
     raise ModelLoadError(message)
-
-
-def explain(error: Exception) -> str:
-    """Return an exception's first line and its kind."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{lines[0]} ({type(error).__name__})"
 
 
 def _list(keys: list[str]) -> str:
