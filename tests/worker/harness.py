@@ -22,9 +22,8 @@ from storage.jobs import JobRow, NewJob, add_jobs, get_job
 from storage.outcomes import cancel_job
 from storage.queue import Queue
 from storage.tenants import webhook_secrets
-from storage.tensors import render_safetensors
-from worker.engine.encoding import EncodedBatch, EncodedTensor
-from worker.engine.seam import JobScores, Scorer
+from worker.engine.encoding import encode
+from worker.engine.seam import Scorer
 from worker.loading import Engine
 from worker.main import Worker
 
@@ -32,7 +31,6 @@ __all__ = [
     "Bench",
     "Receiver",
     "create_settings",
-    "encode_plainly",
     "receive",
     "reply",
     "run_worker",
@@ -56,27 +54,6 @@ def create_settings(database_url: str, blob_url: str, redis_url: str, **changes:
         "webhook_timeout_s": 5.0,
     }
     return Settings(**(values | changes))
-
-
-def encode_plainly(scores: Mapping[str, JobScores]) -> EncodedBatch:
-    """Encode numpy tensors as the engine does, without torch."""
-    entries: list[tuple[str, str, list[int], bytes]] = []
-    spans: dict[str, list[EncodedTensor]] = {}
-    for job_id, job in scores.items():
-        for name, tensor in job.tensors.items():
-            array = np.asarray(tensor)
-            entries.append((f"{job_id}/{name}", "F32", list(array.shape), array.tobytes()))
-    data = render_safetensors(entries, {})
-    header = int.from_bytes(data[:8], "little")
-    described = msgspec.json.decode(data[8 : 8 + header])
-    for key, entry in described.items():
-        if key == "__metadata__":
-            continue
-        job_id, _, name = key.partition("/")
-        begin, end = (8 + header + offset for offset in entry["data_offsets"])
-        tensor_entry = EncodedTensor(name, entry["dtype"], entry["shape"], begin, end)
-        spans.setdefault(job_id, []).append(tensor_entry)
-    return EncodedBatch(data, spans)
 
 
 @dataclass
@@ -125,7 +102,7 @@ class Bench:
         async with self.database.transaction() as tx:
             return await cancel_job(tx, TENANT, job_id)
 
-    async def wait(self, *ids: str, timeout_s: float = 20.0) -> list[JobRow]:
+    async def wait(self, *ids: str, timeout_s: float = 40.0) -> list[JobRow]:
         """Return the rows when all are terminal."""
         async with asyncio.timeout(timeout_s):
             rows: dict[str, JobRow] = {}
@@ -139,7 +116,7 @@ class Bench:
 
     async def wait_until(self, check: Callable[[], Awaitable[bool]]) -> None:
         """Return when ``check`` holds; it reads the store, which sends no signal."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not await check():  # noqa: ASYNC110  # the store sends no signal
                 await asyncio.sleep(0.01)
 
@@ -200,7 +177,7 @@ async def run_worker(
 
     names = [*known, *faults]
     configs = None if deliveries_only else {name: ModelConfig(source="test") for name in names}
-    worker = Worker(settings, configs, Engine(load, encode_plainly))
+    worker = Worker(settings, configs, Engine(load, encode))
     running = asyncio.create_task(worker.run())
     try:
         yield worker
@@ -232,7 +209,7 @@ class Receiver:
 
     async def wait(self, count: int) -> None:
         """Return when there were ``count`` calls."""
-        async with asyncio.timeout(20), self.called:
+        async with asyncio.timeout(40), self.called:
             await self.called.wait_for(lambda: len(self.calls) >= count)
 
     async def wait_for_ids(self, count: int) -> None:

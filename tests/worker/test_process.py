@@ -2,36 +2,56 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import redis
+from aiohttp import web
 
 from contract.config import Settings
 from contract.jobs import JobState
+from contract.models import ModelConfig
 from storage.events import list_events
-from tests.worker.harness import Bench, receive
-from tests.worker.processes import ROOT, start_worker, write_registry
-from worker.crashing import CRASH_POINTS
+from storage.forgetting import drop_orphans
+from storage.workers import list_workers
+from tests.worker.harness import Bench, receive, run_worker
+from tests.worker.processes import start_worker, write_registry
+from worker import __main__ as program
+from worker.crashing import CRASH_POINTS, crash_here
+from worker.engine.deterministic import SOURCE, DeterministicScorer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+#: For what does not depend on the database's dialect.
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
 def process_settings(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings for processes: one deterministic model, leases that end soon."""
+    """Settings for processes: one deterministic model, leases that end soon.
+
+    A slow machine may lose such a lease; that many losses make no job count as poisoned.
+    """
     return msgspec.structs.replace(
-        settings, config=str(write_registry(tmp_path)), lease_s=2.0, heartbeat_s=0.3, sweep_s=0.2
+        settings, config=str(write_registry(tmp_path)), lease_s=1.0, max_crashes=50
     )
 
 
-async def count_events(bench: Bench, ids: list[str]) -> list[int]:
-    """Return how many terminal events each job has."""
+def create_scorer() -> DeterministicScorer:
+    """Return the scorer that the processes serve, for a worker in this process."""
+    return DeterministicScorer("sums", ModelConfig(source=SOURCE))
+
+
+async def count_events(bench: Bench, ids: list[str]) -> set[int]:
+    """Return how many terminal events the jobs have."""
     async with bench.database.snapshot() as tx:
-        return [len(await list_events(tx, job_id)) for job_id in ids]
+        return {len(await list_events(tx, job_id)) for job_id in ids}
+
+
+async def list_blobs(bench: Bench) -> set[str]:
+    """Return the keys of all blobs."""
+    return {blob.key async for blob in bench.blobs.list("")}
 
 
 async def test_kill_9_in_the_middle_loses_nothing(process_settings: Settings, bench: Bench) -> None:
@@ -40,17 +60,64 @@ async def test_kill_9_in_the_middle_loses_nothing(process_settings: Settings, be
     small = msgspec.structs.replace(process_settings, claim_jobs=16)
     with start_worker(small) as process:
         await bench.wait_until_claimed(ids[0])
-        process.kill()
-    with start_worker(process_settings) as process:
-        rows = await bench.wait(*ids, timeout_s=40)
-        process.terminate()
-        code = await asyncio.to_thread(process.wait, 10)
+        process.send(signal.SIGKILL)
+        code = await process.wait()
+    async with run_worker(bench.settings, create_scorer()):
+        rows = await bench.wait(*ids)
 
+    assert code == -signal.SIGKILL
     assert {row.state for row in rows} == {JobState.SUCCEEDED}
-    assert await count_events(bench, ids) == [1] * 200
+    assert await count_events(bench, ids) == {1}
+
+
+async def test_sigterm_drains(process_settings: Settings, bench: Bench) -> None:
+    """Exit 0; what was claimed is stored or queued again, with nothing held against it."""
+    ids = await bench.submit(*[[[n + 1]] for n in range(200)])
+    small = msgspec.structs.replace(process_settings, claim_jobs=4, lease_s=30.0)
+    with start_worker(small) as process:
+        await bench.wait_until_claimed(ids[0])
+        process.send(signal.SIGTERM)
+        code = await process.wait()
+    rows = [await bench.get(job_id) for job_id in ids]
+    async with bench.database.snapshot() as tx:
+        workers = await list_workers(tx)
+
     assert code == 0
+    assert {row.state for row in rows} <= {JobState.SUCCEEDED, JobState.QUEUED}
+    assert {(row.crash_count, row.error_count) for row in rows} == {(0, 0)}
+    assert workers == []
 
 
+@on_sqlite
+async def test_a_second_sigterm_ends_at_once(process_settings: Settings, bench: Bench) -> None:
+    """While the drain waits for a receiver that hangs, the second signal does not."""
+    release = asyncio.Event()
+
+    async def stall(_request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.Response()
+
+    patient = msgspec.structs.replace(process_settings, webhook_timeout_s=60.0, drain_s=60.0)
+    async with receive(stall) as receiver:
+        await bench.submit([[1]], webhook_url=receiver.url)
+        with start_worker(patient) as process:
+            await receiver.wait(1)
+            process.send(signal.SIGTERM)
+            await bench.wait_until(lambda: has_no_worker(bench))
+            process.send(signal.SIGTERM)
+            code = await process.wait()
+        release.set()
+
+    assert code == 128 + signal.SIGTERM
+
+
+async def has_no_worker(bench: Bench) -> bool:
+    """Tell whether every worker withdrew: its scoring part is drained."""
+    async with bench.database.snapshot() as tx:
+        return not await list_workers(tx)
+
+
+@on_sqlite
 async def test_flushall_with_queued_jobs(
     process_settings: Settings, bench: Bench, redis_url: str
 ) -> None:
@@ -59,75 +126,135 @@ async def test_flushall_with_queued_jobs(
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
     with start_worker(process_settings):
-        rows = await bench.wait(*ids, timeout_s=40)
+        rows = await bench.wait(*ids)
 
     assert {row.state for row in rows} == {JobState.SUCCEEDED}
 
 
+@on_sqlite
 async def test_no_redis_at_all(process_settings: Settings, bench: Bench) -> None:
     """A worker whose Redis never existed scores, and drains with exit 0."""
     alone = msgspec.structs.replace(process_settings, redis_url="redis://127.0.0.1:1/0")
     ids = await bench.submit([[1]], hinted=False)
     with start_worker(alone) as process:
-        [row] = await bench.wait(*ids, timeout_s=40)
-        process.send_signal(signal.SIGTERM)
-        code = await asyncio.to_thread(process.wait, 15)
+        [row] = await bench.wait(*ids)
+        process.send(signal.SIGTERM)
+        code = await process.wait()
 
     assert (row.state, code) == (JobState.SUCCEEDED, 0)
 
 
-@pytest.mark.parametrize("point", CRASH_POINTS)
-async def test_each_crash_point(point: str, process_settings: Settings, bench: Bench) -> None:
-    """Dying there loses nothing and doubles nothing: one result, one event, one webhook id."""
+@pytest.mark.parametrize(
+    ("point", "state", "blobs"),
+    [
+        ("after_claim", JobState.RUNNING, 0),
+        ("after_forward", JobState.RUNNING, 0),
+        ("after_blob", JobState.RUNNING, 1),
+        ("before_commit", JobState.RUNNING, 1),
+        ("after_commit", JobState.SUCCEEDED, 1),
+        ("after_event", JobState.SUCCEEDED, 1),
+    ],
+)
+async def test_each_crash_point(
+    point: str, state: JobState, blobs: int, process_settings: Settings, bench: Bench
+) -> None:
+    """Dying there loses nothing and doubles nothing: one result, one event, one webhook id.
+
+    A blob that no row knows is an orphan, and collected.
+    """
+    crashing = msgspec.structs.replace(process_settings, crash_at=point, webhook_timeout_s=0.5)
     async with receive() as receiver:
         ids = await bench.submit(*[[[n + 1]] for n in range(3)], webhook_url=receiver.url)
-        crashing = msgspec.structs.replace(process_settings, crash_at=point, webhook_timeout_s=1.0)
         with start_worker(crashing) as process:
-            code = await asyncio.to_thread(process.wait, 40)
-        with start_worker(msgspec.structs.replace(crashing, crash_at="")):
-            rows = await bench.wait(*ids, timeout_s=40)
+            code = await process.wait()
+        left = [await bench.get(job_id) for job_id in ids]
+        left_blobs = await list_blobs(bench)
+        async with run_worker(bench.settings, create_scorer()):
+            rows = await bench.wait(*ids)
             await receiver.wait_for_ids(3)
+    await drop_orphans(bench.database, bench.blobs, older_than_s=0)
 
     assert code == 137
+    assert {row.state for row in left} == {state}
+    assert len(left_blobs) == blobs
     assert {row.state for row in rows} == {JobState.SUCCEEDED}
-    assert await count_events(bench, ids) == [1, 1, 1]
+    assert {row.attempt > 1 for row in rows} == {state is JobState.RUNNING}
+    assert await count_events(bench, ids) == {1}
     assert len(receiver.event_ids()) == 3
+    assert await list_blobs(bench) == {row.blob_key for row in rows}
 
 
-def test_a_delivering_process_never_loads_torch() -> None:
-    """Nothing that ``--deliveries-only`` runs imports torch or transformers."""
-    code = (
-        "import sys, worker.main, worker.deliveries;"
-        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)  # noqa: S603
+def test_every_crash_point_is_tried() -> None:
+    """The table above holds each point that the worker knows."""
+    marks = test_each_crash_point.pytestmark  # type: ignore[attr-defined]
+    table = next(mark.args[1] for mark in marks if mark.name == "parametrize")
 
-    assert done.returncode == 0
+    assert tuple(row[0] for row in table) == CRASH_POINTS
 
 
+def test_a_crash_is_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends there as ``kill -9`` ends it, and nowhere else."""
+    codes: list[int] = []
+    monkeypatch.setattr("worker.crashing.os._exit", codes.append)
+    for point in CRASH_POINTS:
+        crash_here(point, "")
+        crash_here(point, "after_blob")
+
+    assert codes == [137]
+
+
+@on_sqlite
 async def test_deliveries_only(process_settings: Settings, bench: Bench) -> None:
     """A process without models delivers, scores nothing, and needs no registry."""
+    alone = msgspec.structs.replace(process_settings, config=None)
     async with receive() as receiver:
         [job] = await bench.submit([[1]], webhook_url=receiver.url)
         [other] = await bench.submit([[1]])
         await bench.cancel(job)
-        alone = msgspec.structs.replace(process_settings, config=None)
         with start_worker(alone, "--deliveries-only") as process:
             await receiver.wait(1)
-            process.terminate()
-            code = await asyncio.to_thread(process.wait, 15)
+            process.send(signal.SIGTERM)
+            code = await process.wait()
 
     assert code == 0
     assert (await bench.get(other)).state is JobState.QUEUED
     assert receiver.events(await bench.secret())[0].type == "job.cancelled"
 
 
-def test_bad_settings_are_named(tmp_path: Path) -> None:
-    """A worker without a registry, or asked for an unknown model, says so and exits with 2."""
-    registry = write_registry(tmp_path)
-    for settings, arguments, expected in [
-        (Settings(), [], "SCOREKEEP_CONFIG"),
-        (Settings(config=str(registry)), ["--model", "other"], "has no model other"),
-    ]:
-        with start_worker(settings, *arguments) as process:
-            assert process.wait(20) == 2, expected
+async def test_bad_settings_end_the_process() -> None:
+    """Every wrong variable is named, in one line, and the exit code is 2."""
+    variables = {"SCOREKEEP_LEASE_S": "soon", "SCOREKEEP_LEASES": "1"}
+    with start_worker(Settings(), **variables) as process:
+        code = await process.wait()
+        log = process.read_log()
+
+    assert code == 2
+    assert log.startswith("worker: ")
+    assert len(log.splitlines()) == 1
+    assert all(name in log for name in variables)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "configured", "expected"),
+    [
+        ([], False, "SCOREKEEP_CONFIG names no registry file"),
+        (["--model", "other"], True, "has no model other; it has sums"),
+    ],
+)
+def test_a_wrong_choice_of_models_is_named(
+    arguments: list[str],
+    configured: bool,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No registry, or a model that it lacks: one sentence, and exit code 2."""
+    monkeypatch.setattr("sys.argv", ["worker", *arguments])
+    monkeypatch.setattr(program, "set_up_logging", lambda **_: None)  # the root logger is pytest's
+    monkeypatch.delenv("SCOREKEEP_CONFIG", raising=False)
+    if configured:
+        monkeypatch.setenv("SCOREKEEP_CONFIG", str(write_registry(tmp_path)))
+
+    assert program.main() == 2
+    assert expected in capsys.readouterr().err
