@@ -38,7 +38,7 @@ def _classify(folder: Path, *, pair: bool) -> list[list[float]]:
 
 @torch.inference_mode()
 def _label_probabilities(folder: Path) -> list[list[float]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for text in TEXTS:
