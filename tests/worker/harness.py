@@ -201,12 +201,14 @@ def heed(message: str) -> Iterator[asyncio.Event]:
             if record.getMessage() == message:
                 loop.call_soon_threadsafe(heard.set)
 
-    listener = Listener()
-    logging.getLogger().addHandler(listener)
+    listener, logger = Listener(), logging.getLogger("worker")
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
     try:
         yield heard
     finally:
-        logging.getLogger().removeHandler(listener)
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(listener)
 
 
 @dataclass
