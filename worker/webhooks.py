@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
+from aiohttp import (
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    InvalidURL,
+)
 
 from contract.addresses import check_url
 from contract.config import Settings
@@ -112,7 +119,8 @@ async def post(
         message = f"no answer within {settings.webhook_timeout_s:g} s"
         return Attempt(time.monotonic() - started_at, error=message)
     except (ClientError, OSError, ValueError) as error:
-        return Attempt(time.monotonic() - started_at, error=_describe(error))
+        hopeless = isinstance(error, InvalidURL)  # 134744072: a spelling that aiohttp refuses
+        return Attempt(time.monotonic() - started_at, error=_describe(error), final=hopeless)
 
 
 def choose_delay_s(attempt: int, retry_after_s: float | None) -> float | None:
