@@ -164,7 +164,11 @@ class Pump:
 
     async def _run_batch(self, place: _Place, jobs: Sequence[ClaimedJob]) -> None:
         try:
-            await self._run_steps(place, self._serving.ready[jobs[0].model], jobs)
+            scorer = self._serving.ready.get(jobs[0].model)
+            if scorer is None:  # it failed its canary since the claim
+                await self._tasks.release(jobs)
+            else:
+                await self._run_steps(place, scorer, jobs)
         except (StoreUnavailableError, OSError) as error:  # the leases end, the jobs run again
             _LOG.error("batch lost: the store is away", extra={"reason": str(error)})
         except Exception as error:  # noqa: BLE001  # the batch runner: its jobs end with an error
