@@ -99,10 +99,10 @@ def _match(
 
 
 def _is_finite(reading: Reading, item: PreparedItem) -> bool:
-    wants_mass = item.sequence is not None and item.sequence.wants_mass
-    return bool(np.isfinite(reading.values).all()) and (
-        not wants_mass or bool(np.isfinite(reading.logsumexp))
-    )
+    read = [reading.values]
+    if item.sequence is not None and item.sequence.labels is not None and item.sequence.wants_mass:
+        read.append(np.array([reading.logsumexp], np.float32))
+    return all(bool(np.isfinite(values).all()) for values in read)
 
 
 def _count_labels(item: PreparedItem | None, prepared: PreparedJob, model: ModelDescription) -> int:
