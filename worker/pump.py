@@ -14,7 +14,7 @@ from contract.errors import ModelUnavailableError, StoreUnavailableError
 from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
-from storage.claims import ClaimedJob, claim_jobs
+from storage.claims import Claim, ClaimedJob, claim_jobs
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
 from worker.serving import Serving
@@ -175,7 +175,7 @@ class Pump:
             _LOG.exception("batch raised", extra={"jobs": len(jobs)})
             await self._fail(jobs, error)
         finally:
-            self._tasks.leases.drop([job.id for job in jobs])
+            self._tasks.leases.drop([Claim(job.id, job.attempt) for job in jobs])
             place.free()
 
     async def _run_steps(self, place: _Place, scorer: Scorer, jobs: Sequence[ClaimedJob]) -> None:
