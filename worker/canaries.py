@@ -5,6 +5,7 @@ another worker may take it.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -40,7 +41,7 @@ class Canaries:
         for name, scorer in list(self._serving.ready.items()):
             if not isinstance(scorer, SelfChecking):
                 continue
-            check = self._batcher.run_between("canary", lambda scorer=scorer: self._check(scorer))
+            check = self._batcher.run_between("canary", functools.partial(self._check, scorer))
             try:
                 reason = await asyncio.wrap_future(check)
             except ScoreError as error:  # the worker stops: there is nothing to decide
