@@ -123,7 +123,7 @@ class TestCanary:
     ) -> None:
         """The second load holds the model against the first one's record."""
         made = 0
-        real = capabilities.held_in_float32
+        real = precision.held_in_float32
 
         @contextmanager
         def count(model: Any) -> Iterator[bool]:
