@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.tiny_models import make_tiny
 from tests.worker.harness import create_settings, run_worker
 from worker.engine.loader import load_model
 
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "reranker": ("BertForSequenceClassification", {"labels": 1}),
     "broken": ("LlamaForSequenceClassification", {}),
     "causal": ("LlamaForCausalLM", {}),
@@ -75,15 +76,13 @@ async def test_softmax_of_one_label(service: Service) -> None:
 
 async def test_a_head_that_yields_nan(service: Service) -> None:
     """One item of five fails by name, four scores stand, the job is partial, JSON stays JSON."""
-    items = [[30, 40], [31, 41], [32, BAD, 42], [33], [34, 44]]
-    submitted = await service.post(
-        "/v1/jobs", {"model": "broken", "items": items}, Prefer="wait=20"
-    )
-    job = submitted.json
+    body = {"model": "broken", "items": [[30, 40], [31, 41], [32, BAD, 42], [33], [34, 44]]}
+
+    job = (await service.post("/v1/jobs", body, Prefer="wait=20")).json
     answer = await service.get(f"/v1/jobs/{job['id']}/scores")
 
     assert job["state"] == "partial"
-    assert job["counts"] == {"items": 5, "scored": 4, "failed": 1}
+    assert job["counts"] == {"total": 5, "succeeded": 4, "failed": 1}
     assert b"NaN" not in answer.body
     assert [row is None for row in answer.json["scores"]] == [False, False, True, False, False]
     assert [(e["index"], e["code"]) for e in answer.json["errors"]] == [(2, "non_finite_score")]
