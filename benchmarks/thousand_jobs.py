@@ -16,11 +16,11 @@ from datetime import datetime
 
 import aiohttp
 import msgspec
-from worker.engine.loader import load_model
 
 from contract.models import ModelConfig
 from contract.scores import Job, ScoreRequest
 from tests.e2e.stack import free_port
+from worker.engine.loader import load_model
 
 CONNECTIONS = 64
 

@@ -17,7 +17,15 @@ import msgspec
 from contract.errors import SignatureError
 from contract.jobs import JobState
 
-__all__ = ["EVENT_OF_STATE", "Event", "EventType", "create_secret", "sign", "verify"]
+__all__ = [
+    "EVENT_OF_STATE",
+    "SUBSCRIBABLE",
+    "Event",
+    "EventType",
+    "create_secret",
+    "sign",
+    "verify",
+]
 
 _PREFIX = "whsec_"
 
@@ -30,6 +38,7 @@ class EventType(StrEnum):
     JOB_FAILED = "job.failed"  #: no item has a score
     JOB_CANCELLED = "job.cancelled"  #: stopped by the client
     JOB_EXPIRED = "job.expired"  #: its deadline in the queue passed
+    WEBHOOK_TEST = "webhook.test"  #: somebody asked for it, to see whether an endpoint works
 
 
 EVENT_OF_STATE: dict[JobState, EventType] = {
@@ -39,6 +48,10 @@ EVENT_OF_STATE: dict[JobState, EventType] = {
     JobState.CANCELLED: EventType.JOB_CANCELLED,
     JobState.EXPIRED: EventType.JOB_EXPIRED,
 }
+#: What a webhook may ask for; the test event comes to whom it is sent, asked for or not.
+SUBSCRIBABLE: tuple[EventType, ...] = tuple(
+    kind for kind in EventType if kind is not EventType.WEBHOOK_TEST
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

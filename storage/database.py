@@ -141,6 +141,7 @@ def _unavailable(error: Exception) -> StoreUnavailableError:
 def _open_postgresql(url: str) -> AsyncEngine:
     return create_async_engine(
         url,
+        hide_parameters=True,  # an error's text is logged; secrets and payloads are parameters
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_timeout=_CONNECT_TIMEOUT_S,
@@ -161,6 +162,7 @@ def _open_postgresql(url: str) -> AsyncEngine:
 def _open_sqlite(url: str) -> AsyncEngine:
     engine = create_async_engine(
         url,
+        hide_parameters=True,  # an error's text is logged; secrets and payloads are parameters
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_timeout=_CONNECT_TIMEOUT_S,

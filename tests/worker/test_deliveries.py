@@ -8,7 +8,7 @@ from aiohttp import web
 
 from contract.config import Settings
 from contract.jobs import JobState
-from storage.deliveries import DeliveryRow, list_deliveries
+from storage.delivery_log import DeliveryRow, list_deliveries
 from tests.worker.harness import TENANT, Bench, receive, reply, run_worker
 from tests.worker.scorers import ArithmeticScorer
 
