@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import SignatureError
+from contract.errors import InvalidRequestError, SignatureError
 from contract.jobs import JobState
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "SUBSCRIBABLE",
     "Event",
     "EventType",
+    "check_events",
     "create_secret",
     "sign",
     "verify",
@@ -61,6 +62,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: str
     sequence: int
     data: dict[str, Any]
+
+
+def check_events(names: Sequence[str], *, param: str) -> None:
+    """Raise ``InvalidRequestError`` unless ``names`` are some of ``SUBSCRIBABLE``, each once."""
+    if not names:
+        message = f"{param} is empty; leave it out to get every event"
+        raise InvalidRequestError(message, param=param)
+    known = sorted(kind.value for kind in SUBSCRIBABLE)
+    for index, name in enumerate(names):
+        if name not in known:
+            message = f"there is no event {name[:100]!r}; there are: {', '.join(known)}"
+            raise InvalidRequestError(message, param=f"{param}[{index}]")
+        if name in names[:index]:
+            message = f"{name} is named twice"
+            raise InvalidRequestError(message, param=f"{param}[{index}]")
 
 
 def create_secret() -> str:
