@@ -43,7 +43,8 @@ async def test_a_wrong_statement_is_not_called_unavailable(database: Database) -
     with pytest.raises(IntegrityError):
         await run_sql(
             database,
-            "INSERT INTO tenants (name, webhook_secret, created_at) VALUES ('t', 's', 0), ('t', 's', 0)",
+            "INSERT INTO tenants (name, webhook_secret, created_at) "
+            "VALUES ('t', 's', 0), ('t', 's', 0)",
         )
     if database.dialect == "postgresql":  # SQLite has one class for a lock and a missing table
         with pytest.raises(ProgrammingError):

@@ -15,8 +15,9 @@ from tests.worker.scorers import ArithmeticScorer
 
 @pytest.fixture(autouse=True)
 def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps of a hundredth of a second."""
+    """Ten steps of a hundredth of a second, and pauses as short."""
     monkeypatch.setattr("worker.webhooks.LADDER_S", (0.01,) * 9)
+    monkeypatch.setattr("worker.webhooks._LONGEST_PAUSE_S", 0.01)
 
 
 async def get_deliveries(bench: Bench, job: str) -> list[DeliveryRow]:
