@@ -19,7 +19,7 @@ import msgspec
 
 from contract.models import ModelConfig
 from contract.scores import Job, ScoreRequest
-from tests.e2e.stack import free_port
+from tests.services import free_port
 from worker.engine.loader import load_model
 
 CONNECTIONS = 64
@@ -80,7 +80,7 @@ async def _measure_service(source: str, texts: list[str]) -> tuple[float, float,
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="scorekeep-bench-") as folder:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scorekeep.cli", "up", "--model", f"m={source}"),
+            *(sys.executable, "-m", "scorekeep", "up", "--model", f"m={source}"),
             *("--data", folder, "--port", str(port)),
         )
         try:

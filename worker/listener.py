@@ -6,7 +6,7 @@ A hint is an id. What the work is, who holds it and how it ended is SQL's.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from arq.worker import Worker, func
@@ -26,6 +26,32 @@ _STOP_TRIES = 10
 _STOP_TRY_S = 0.3
 
 
+class _Worker(Worker):
+    """arq's worker. It shields the end of a job from cancellation; ``finishing`` knows those."""
+
+    def __init__(
+        self,
+        score: Callable[[dict[Any, Any], str], Awaitable[None]],
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__([func(cast("WorkerCoroutine", score), name=FUNCTION)], **options)
+        self.finishing: set[asyncio.Task[None]] = set()
+
+    async def finish_job(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # arq's
+        """Remove what Redis keeps of a hint."""
+        await self._finish(super().finish_job(*arguments, **named))
+
+    async def finish_failed_job(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # arq's
+        """Remove what Redis keeps of a hint that was taken back."""
+        await self._finish(super().finish_failed_job(*arguments, **named))
+
+    async def _finish(self, end: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(end)
+        self.finishing.add(task)
+        task.add_done_callback(self.finishing.discard)
+        await task
+
+
 async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) -> None:
     """Call ``take_hint(job_id)`` for each hint until cancelled; never ends by itself."""
 
@@ -35,7 +61,7 @@ async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) ->
     backoff_s = _FIRST_BACKOFF_S
     while True:
         options = queue.worker_options(job_timeout_s=_HINT_TIMEOUT_S)
-        worker = Worker(functions=[func(cast("WorkerCoroutine", score), name=FUNCTION)], **options)
+        worker = _Worker(score, **options)
         started_at = asyncio.get_running_loop().time()
         listening = asyncio.create_task(worker.async_run())
         try:
@@ -50,8 +76,11 @@ async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) ->
         backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
-async def _stop(worker: Worker, listening: "asyncio.Task[None]") -> None:
-    """End arq's worker and the hints it holds, again and again: a hint that is lost is harmless."""
+async def _stop(worker: _Worker, listening: "asyncio.Task[None]") -> None:
+    """End arq's worker and the hints it holds, again and again: a hint that is lost is harmless.
+
+    Nothing of it may go on: it would open connections of a pool that is closed.
+    """
     tasks = {listening, *worker.tasks.values(), *worker.job_tasks.values()}
     if worker.main_task is not None:
         tasks.add(worker.main_task)
@@ -59,6 +88,7 @@ async def _stop(worker: Worker, listening: "asyncio.Task[None]") -> None:
         for task in tasks:
             task.cancel()
         _, tasks = await asyncio.wait(tasks, timeout=_STOP_TRY_S)
+        tasks |= worker.finishing
         if not tasks:
             break
 

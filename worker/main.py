@@ -5,6 +5,7 @@ one ends the process at once.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -123,12 +124,11 @@ class Worker:
             ]
             _LOG.info("worker started", extra={"worker": self.id, "pid": os.getpid()})
             await self._wait_for_end(parts)
+            self._stopping.set()
             if scoring is not None:
                 scoring.stop()
             deliverer.stop()
-            await self._drain(parts)
-            for task in tidying:
-                task.cancel()
+            await self._drain([*parts, *tidying])
         return scoring.exit_code if scoring is not None else 0
 
     async def _wait_for_end(self, parts: Sequence["asyncio.Task[None]"]) -> None:
@@ -147,15 +147,20 @@ class Worker:
             os._exit(_NOT_DRAINED_EXIT)
 
     async def _tidy(self, maintenance: Maintenance) -> None:
-        while True:
+        while not self._stopping.is_set():
             await maintenance.run_once()
-            await asyncio.sleep(self._settings.sweep_s)
+            await self._pause(self._settings.sweep_s)
 
     async def _collect(self, maintenance: Maintenance) -> None:
         """Look for orphans now and then: it lists every blob."""
-        while True:
-            await asyncio.sleep(_COLLECT_S)
+        while not await self._pause(_COLLECT_S):
             try:
                 await maintenance.sweep_blobs_once()
             except (StoreUnavailableError, OSError) as error:
                 _LOG.warning("orphans wait", extra={"reason": str(error)})
+
+    async def _pause(self, duration_s: float) -> bool:
+        """Sleep, but not beyond a stop; tell whether there was one."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), duration_s)
+        return self._stopping.is_set()

@@ -146,7 +146,8 @@ async def post(
         message = f"no answer within {settings.webhook_timeout_s:g} s"
         return Attempt(time.monotonic() - started_at, error=message)
     except (ClientError, OSError, ValueError) as error:
-        return Attempt(time.monotonic() - started_at, error=_describe(error))
+        hopeless = isinstance(error, InvalidURL)  # 134744072: a spelling that aiohttp refuses
+        return Attempt(time.monotonic() - started_at, error=_describe(error), final=hopeless)
 
 
 def choose_delay_s(failures: int, retry_after_s: float | None) -> float | None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +15,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from tests.services import free_port
+
 START_TIMEOUT_S = 60
-
-
-def free_port() -> int:
-    """Return a loopback port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def registry_file(folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -26,7 +26,7 @@ DECODERS = ["Llama", "Qwen2", "Qwen3"]
 
 @torch.inference_mode()
 def _classify(folder: Path, *, pair: bool) -> list[list[float]]:
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for text in TEXTS:
@@ -38,7 +38,7 @@ def _classify(folder: Path, *, pair: bool) -> list[list[float]]:
 
 @torch.inference_mode()
 def _label_probabilities(folder: Path) -> list[list[float]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for text in TEXTS:
@@ -69,7 +69,7 @@ async def test_scores_equal_transformers(
         await stack.wait_for("/readyz")
         for name in sources:
             causal = name.endswith("causal")
-            body = {"model": name, "query": QUERY, "items": TEXTS}
+            body: dict[str, Any] = {"model": name, "query": QUERY, "items": TEXTS}
             body |= {"label_token_ids": LABELS} if causal else {"apply_softmax": True}
             status, _, answer = await stack.post("/v1/score", body)
             assert status == 200, answer

@@ -50,7 +50,8 @@ async def test_a_job_from_submission_to_webhook(tmp_path: Path, redis_url: str) 
 
         _, _, raw = await stack.get(f"/v1/jobs/{job['id']}/hidden_states")
         vectors = load(raw)["hidden_states"]
-        assert (vectors.dtype, vectors.shape[0]) == (np.float32, 3)
+        assert vectors.dtype == np.float32
+        assert vectors.shape[0] == 3
         assert np.isfinite(vectors).all()
 
         await receiver.wait_for(1)

@@ -8,12 +8,17 @@ import numpy as np
 from contract.scores import ScoreRequest
 from worker.engine.seam import JobScores, Scorer
 
-__all__ = ["assert_close", "draw_ids", "logits_of", "score", "score_request"]
+__all__ = ["assert_close", "draw_ids", "logits_of", "make_request", "score", "score_request"]
 
 
 def score(scorer: Scorer, **fields: Any) -> JobScores:
     """Put one request through the whole engine."""
-    return score_request(scorer, msgspec.convert(fields, ScoreRequest))
+    return score_request(scorer, make_request(**fields))
+
+
+def make_request(**fields: Any) -> ScoreRequest:
+    """Return the request that these fields' JSON would be."""
+    return msgspec.convert(fields, ScoreRequest)
 
 
 def score_request(scorer: Scorer, request: ScoreRequest) -> JobScores:

@@ -1,13 +1,13 @@
 """The causal path: labels as ids and text, what is refused, prompts with exactly one BOS."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from contract.errors import InvalidRequestError
-from contract.scores import ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, score
+from tests.engine.helpers import assert_close, draw_ids, make_request, score
 from tests.reference import Reference
 from worker.engine.scorer import ModelScorer
 
@@ -103,7 +103,7 @@ class TestLabels:
             {"items": ["a", [1]], "label_token_ids": [5]},
         ],
     )
-    def test_refused(self, fields: dict[str, object], scorer_of: Scorers) -> None:
+    def test_refused(self, fields: dict[str, Any], scorer_of: Scorers) -> None:
         """No labels, wrong labels, mixed text and tokens: refused, with the field at fault."""
         with pytest.raises(InvalidRequestError) as caught:
             score(scorer_of(LLAMA), **fields)
@@ -128,8 +128,8 @@ class TestPrompts:
         """The tokenizer's BOS is there once, also where the text brings its own."""
         scorer, reference = scorer_of(LLAMA), reference_of(LLAMA)
 
-        plain = scorer.prepare(ScoreRequest(query="a", items=["b"], label_token_ids=[5]))
-        own = scorer.prepare(ScoreRequest(query="<s>a", items=["b"], label_token_ids=[5]))
+        plain = scorer.prepare(make_request(query="a", items=["b"], label_token_ids=[5]))
+        own = scorer.prepare(make_request(query="<s>a", items=["b"], label_token_ids=[5]))
 
         ids = plain.sequences[0].ids.tolist()
         assert ids == reference.tokenizer("ab").input_ids
@@ -141,10 +141,10 @@ class TestPrompts:
         scorer, reference = scorer_of(QWEN), reference_of(QWEN)
 
         first = scorer.prepare(
-            ScoreRequest(query="the ans", items=["wer is"], label_token_ids=[5], item_first=True)
+            make_request(query="the ans", items=["wer is"], label_token_ids=[5], item_first=True)
         )
         second = scorer.prepare(
-            ScoreRequest(query="the ans", items=["wer is"], label_token_ids=[5])
+            make_request(query="the ans", items=["wer is"], label_token_ids=[5])
         )
 
         assert second.sequences[0].ids.tolist() == reference.tokenizer("the answer is").input_ids
@@ -154,7 +154,7 @@ class TestPrompts:
     def test_tokens_are_concatenated(self, scorer_of: Scorers) -> None:
         """Token ids get no BOS and no separator."""
         found = scorer_of(LLAMA).prepare(
-            ScoreRequest(query=[9, 8], items=[[7]], label_token_ids=[5])
+            make_request(query=[9, 8], items=[[7]], label_token_ids=[5])
         )
 
         assert found.sequences[0].ids.tolist() == [9, 8, 7]

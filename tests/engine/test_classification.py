@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from contract.errors import InvalidRequestError, NonFiniteScoreError
 from contract.models import ModelConfig
-from contract.scores import Activation, ItemError, ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from contract.scores import Activation, ItemError
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
 from tests.tiny_models import make_tiny
 from worker.engine.activations import activate, read_default_activation
@@ -290,10 +290,10 @@ class TestHiddenStates:
         scorer = scorer_of(architecture)
         items = draw_ids(9, 4, 30, 12, 7, 3)
         asked = [
-            scorer.prepare(ScoreRequest(items=[item], return_pooled_hidden_states=index % 2 == 0))
+            scorer.prepare(make_request(items=[item], return_pooled_hidden_states=index % 2 == 0))
             for index, item in enumerate(items)
         ]
-        silent = [scorer.prepare(ScoreRequest(items=[item])) for item in items]
+        silent = [scorer.prepare(make_request(items=[item])) for item in items]
 
         readings = scorer.forward([job.sequences[0] for job in asked])
         without = scorer.forward([job.sequences[0] for job in silent])
@@ -303,7 +303,7 @@ class TestHiddenStates:
             alone = score(scorer, items=[items[index]], return_pooled_hidden_states=True)
             assert_close(readings[index].hidden, alone.tensors["hidden_states"][0], tolerance=1e-5)
         for one, other in zip(readings, without, strict=True):
-            assert (one.values == other.values).all()
+            assert np.array_equal(one.values, other.values)
 
     def test_failed_items_are_nan(self, scorer_of: Scorers) -> None:
         """A row of an item that failed is NaN in every tensor."""
@@ -342,7 +342,7 @@ class TestIsolation:
     def test_an_error_in_place_of_a_reading(self, scorer_of: Scorers) -> None:
         """A sequence whose forward failed becomes an error of its own item, by the right index."""
         scorer = scorer_of(BERT)
-        prepared = scorer.prepare(ScoreRequest(items=["a", "b", "c"]))
+        prepared = scorer.prepare(make_request(items=["a", "b", "c"]))
         readings: list[Reading | ItemError] = [*scorer.forward(prepared.sequences)]
         readings[1] = ItemError(0, "forward_failed", "it raised")
 
@@ -354,7 +354,7 @@ class TestIsolation:
     def test_a_reading_too_few_is_refused(self, scorer_of: Scorers) -> None:
         """Readings and sequences are never matched by guess."""
         scorer = scorer_of(BERT)
-        prepared = scorer.prepare(ScoreRequest(items=["a", "b"]))
+        prepared = scorer.prepare(make_request(items=["a", "b"]))
 
         with pytest.raises(AssertionError, match="1 readings for 2 sequences"):
             finish_job(prepared, [Reading(np.zeros(3, np.float32))], scorer.description, {})

@@ -1,13 +1,14 @@
 """Longer labels, likelihoods of the items themselves, and strict determinism."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from contract.errors import InvalidRequestError
-from contract.scores import Determinism, ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from contract.scores import Determinism
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
 from worker.engine.scorer import ModelScorer
 
@@ -85,7 +86,7 @@ class TestLongerLabels:
             {"labels": [""], "multi_token": True},
         ],
     )
-    def test_refused(self, fields: dict[str, object], scorer_of: Scorers) -> None:
+    def test_refused(self, fields: dict[str, Any], scorer_of: Scorers) -> None:
         """It is for text labels that have a token of their own."""
         with pytest.raises(InvalidRequestError):
             score(scorer_of(LLAMA), items=["a"], **fields)
@@ -171,7 +172,7 @@ class TestLoglikelihood:
             {"truncation": "item"},
         ],
     )
-    def test_refused(self, fields: dict[str, object], scorer_of: Scorers) -> None:
+    def test_refused(self, fields: dict[str, Any], scorer_of: Scorers) -> None:
         """What reads or cuts something else has no place, and is named."""
         with pytest.raises(InvalidRequestError) as caught:
             score(scorer_of(LLAMA), query="a", items=["b"], mode="loglikelihood", **fields)
@@ -200,7 +201,7 @@ class TestStrict:
         labels = {"label_token_ids": [5, 9]} if architecture == LLAMA else {}
         query, *items = draw_ids(12, 3, 40, 41, 17)
         strict = [
-            ScoreRequest(
+            make_request(
                 query=query,
                 items=[item],
                 determinism=Determinism.STRICT,
@@ -211,14 +212,14 @@ class TestStrict:
         ]
         alone = [scorer.forward(scorer.prepare(request).sequences)[0] for request in strict]
 
-        neighbours = scorer.prepare(ScoreRequest(query=query, items=items, **labels)).sequences
+        neighbours = scorer.prepare(make_request(query=query, items=items, **labels)).sequences
         own = [scorer.prepare(request).sequences[0] for request in strict]
         mixed = scorer.forward([own[2], *neighbours, own[0], own[3], own[1]])
 
         together = [mixed[index] for index in (5, 7, 0, 6)]
         for one, other in zip(alone, together, strict=True):
-            assert (one.values == other.values).all()
-            assert (one.hidden == other.hidden).all()
+            assert np.array_equal(one.values, other.values)
+            assert np.array_equal(np.asarray(one.hidden), np.asarray(other.hidden))
             assert not other.shared
 
     def test_receipt_and_dtype(self, scorer_of: Scorers) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -23,7 +24,7 @@ LLAMA = "LlamaForSequenceClassification"
 BERT = "BertForSequenceClassification"
 
 
-def load(source: Path | str, **entry: object) -> ModelScorer:
+def load(source: Path | str, **entry: Any) -> ModelScorer:
     """Load from a folder with these fields of the registry entry."""
     found = load_model("tiny", ModelConfig(source=str(source), **entry))
     assert isinstance(found, ModelScorer)
@@ -100,7 +101,7 @@ class TestWeights:
         weights = load_file(folder / "model.safetensors")
         names = sorted(weights)
         halves = {"a": names[::2], "b": names[1::2]}
-        index = {}
+        index: dict[str, str] = {}
         for half, keys in halves.items():
             file = f"model-{half}.safetensors"
             save_file({key: weights[key] for key in keys}, folder / file, {"format": "pt"})
@@ -219,7 +220,7 @@ class TestEntry:
             ({"max_tokens": 5000}, "512 positions"),
         ],
     )
-    def test_refused(self, entry: dict[str, object], match: str, folder_of: Folders) -> None:
+    def test_refused(self, entry: dict[str, Any], match: str, folder_of: Folders) -> None:
         """An impossible wish is refused by name."""
         with pytest.raises(ModelLoadError, match=match):
             load(folder_of(BERT), **entry)

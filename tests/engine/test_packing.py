@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from contract.scores import ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
 from worker.engine import packing
 from worker.engine.plan import plan_batch
@@ -194,7 +193,7 @@ class TestMultiItem:
         query = "the film is good and the cast is "
         items = ["good", "great", "the best", "", "42"]
 
-        prepared = scorer.prepare(ScoreRequest(query=query, items=items, label_token_ids=[5]))
+        prepared = scorer.prepare(make_request(query=query, items=items, label_token_ids=[5]))
 
         for sequence, item in zip(prepared.sequences, items, strict=True):
             assert sequence.ids.tolist() == reference.tokenizer(query + item).input_ids
@@ -213,7 +212,7 @@ class TestMultiItem:
         scorer, reference = scorer_of(LLAMA), reference_of(LLAMA)
         query, *items = draw_ids(40, 5, 6, 7)
         jobs = [
-            scorer.prepare(ScoreRequest(query=query, items=[item], label_token_ids=[5]))
+            scorer.prepare(make_request(query=query, items=[item], label_token_ids=[5]))
             for item in items
         ]
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from contract.scores import ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
 from tests.tiny_models import CAUSALS, CLASSIFIERS
 from worker.engine.scorer import ModelScorer
@@ -136,7 +135,7 @@ def test_batch_invariance(architecture: str, scorer_of: Scorers) -> None:
 
     reversed_ = logits_of(score(scorer, items=items[::-1]))[::-1]
     alone = np.concatenate([logits_of(score(scorer, items=[item])) for item in items])
-    jobs = [scorer.prepare(ScoreRequest(items=[item])) for item in items]
+    jobs = [scorer.prepare(make_request(items=[item])) for item in items]
     readings = scorer.forward([job.sequences[0] for job in jobs])
     mixed = np.stack([reading.values for reading in readings])
     assert len(items) == 40

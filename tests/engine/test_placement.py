@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ class TestLibraries:
     )
     def test_missing(
         self,
-        entry: dict[str, str],
+        entry: dict[str, Any],
         library: str,
         folder_of: Folders,
         monkeypatch: pytest.MonkeyPatch,
@@ -112,6 +113,7 @@ class TestLibraries:
 class TestAdapters:
     """LoRA adapters are merged at load."""
 
+    @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers renamed
     def test_merged(self, folder_of: Folders, scorer_of: Scorers, tmp_path: Path) -> None:
         """Scores are those of the merged weights, the adapter's own head included."""
         peft = pytest.importorskip("peft")

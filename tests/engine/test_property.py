@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contract.scores import Activation, ScoreRequest
-from tests.engine.helpers import assert_close, draw_ids, logits_of
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request
 from tests.reference import Reference
 from worker.engine.forward import Backbone
 from worker.engine.scorer import ModelScorer
@@ -33,7 +33,7 @@ LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=7)
 
 #: one example is a whole batch; the fixtures are of the session
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -88,10 +88,10 @@ def test_classification(  # noqa: PLR0917
     scorer, reference = scorer_of(architecture, **options), reference_of(architecture, **options)
     (prefix,) = draw_ids(query, seed=seed)
     items = draw_ids(*lengths, seed=seed + 1)
-    request = ScoreRequest(
+    request = make_request(
         query=prefix, items=items, activation=Activation(activation), item_first=item_first
     )
-    other = ScoreRequest(query=prefix, items=draw_ids(*neighbours, seed=seed + 2))
+    other = make_request(query=prefix, items=draw_ids(*neighbours, seed=seed + 2))
 
     found = run(scorer, [request, other], packed=packed)[0]
 
@@ -132,7 +132,7 @@ def test_causal(  # noqa: PLR0917
     scorer, reference = scorer_of(architecture), reference_of(architecture)
     (prefix,) = draw_ids(query, seed=seed)
     items = draw_ids(*lengths, seed=seed + 1)
-    request = ScoreRequest(
+    request = make_request(
         query=prefix,
         items=items,
         label_token_ids=[*labels],

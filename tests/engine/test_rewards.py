@@ -50,7 +50,7 @@ def add_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def add_gate(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Add URM's weights MLP."""
-    made = {}
+    made: dict[str, torch.Tensor] = {}
     for layer, size in ((0, 32), (2, 32), (4, 5)):
         made |= {
             f"weights.fc.{layer}.weight": draw(size, 32),

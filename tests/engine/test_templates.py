@@ -8,8 +8,8 @@ import pytest
 
 from contract.errors import InvalidRequestError, ModelLoadError
 from contract.models import ModelConfig
-from contract.scores import ScoreRequest, Truncation
-from tests.engine.helpers import assert_close, score
+from contract.scores import Truncation
+from tests.engine.helpers import assert_close, make_request, score
 from tests.reference import Reference
 from tests.tiny_models import make_tiny
 from worker.engine.loader import load_model
@@ -86,7 +86,7 @@ class TestPresets:
         qwen = scorer_of(QWEN, entry={"template": "qwen3-reranker", "instruction": "find films"})
         mxbai = scorer_of(QWEN, entry={"template": "mxbai-rerank-v2", "instruction": "find films"})
 
-        request = ScoreRequest(query="good", items=["film"], label_token_ids=[5])
+        request = make_request(query="good", items=["film"], label_token_ids=[5])
         assert "<Instruct>: find films\n" in qwen.prompter.render(request)[0].text
         assert (
             "user\ninstruction: find films\nquery: good\n" in mxbai.prompter.render(request)[0].text
@@ -100,7 +100,7 @@ class TestPresets:
         document = "the plot holds to the end " * 800
 
         prepared = scorer.prepare(
-            ScoreRequest(
+            make_request(
                 query="is it good?",
                 items=[document],
                 label_token_ids=[5],
@@ -127,7 +127,7 @@ class TestChatTemplates:
         scorer = scorer_of(LLAMA, entry={"chat_template": True, "instruction": "judge"}, **options)
         reference = reference_of(LLAMA, **options)
 
-        prepared = scorer.prepare(ScoreRequest(query="good? ", items=["yes"], label_token_ids=[5]))
+        prepared = scorer.prepare(make_request(query="good? ", items=["yes"], label_token_ids=[5]))
 
         text = "[system]judge[/][user]good? yes[/][assistant]"
         expected = reference.tokenizer(text).input_ids
@@ -142,7 +142,7 @@ class TestChatTemplates:
         )
 
         (rendered,) = scorer.prompter.render(
-            ScoreRequest(query="q", items=["i"], label_token_ids=[5])
+            make_request(query="q", items=["i"], label_token_ids=[5])
         )
 
         assert rendered.text == "<s>[user]rate: i for q[/][assistant]"
@@ -164,7 +164,7 @@ class TestOwnTemplates:
 
         (ids,) = (
             sequence.ids.tolist()
-            for sequence in scorer.prepare(ScoreRequest(query="good", items=["film"])).sequences
+            for sequence in scorer.prepare(make_request(query="good", items=["film"])).sequences
         )
 
         tokenizer = scorer.prompter.tokenizer
@@ -195,7 +195,7 @@ class TestOwnTemplates:
         """Token ids are used as they are, with a warning."""
         scorer = scorer_of(LLAMA, entry={"template": "{item}. answer:"})
 
-        prepared = scorer.prepare(ScoreRequest(items=[[5, 6]], label_token_ids=[5]))
+        prepared = scorer.prepare(make_request(items=[[5, 6]], label_token_ids=[5]))
 
         assert prepared.sequences[0].ids.tolist() == [5, 6]
         assert "template" in prepared.warnings[0]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from contract.scores import ScoreRequest, TokenCounts
-from tests.engine.helpers import assert_close, draw_ids, logits_of, score
+from contract.scores import TokenCounts
+from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
 from worker.engine.scorer import ModelScorer
 
@@ -81,7 +81,7 @@ def test_joined_text(mode: str, scorer_of: Scorers, reference_of: References) ->
     scorer = scorer_of(LLAMA, entry={"max_tokens": 30})
     query, item = "is the film good?" * (6 if mode == "query" else 1), " the plot" * 8
 
-    found = scorer.prepare(ScoreRequest(query=query, items=[item], truncation=mode)).sequences[0]
+    found = scorer.prepare(make_request(query=query, items=[item], truncation=mode)).sequences[0]
 
     made = reference_of(LLAMA).tokenizer(query + item, return_offsets_mapping=True)
     ids = np.array(made.input_ids)
@@ -99,7 +99,7 @@ def test_token_ids(mode: str, item_first: bool, scorer_of: Scorers) -> None:
     query, item = draw_ids(6, 9)
 
     found = scorer.prepare(
-        ScoreRequest(query=query, items=[item], truncation=mode, item_first=item_first)
+        make_request(query=query, items=[item], truncation=mode, item_first=item_first)
     )
 
     expected = [*query, *item[:4]] if mode == "item" else [*item, *query[:1]]

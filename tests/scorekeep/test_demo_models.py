@@ -164,12 +164,21 @@ def test_the_head_is_the_optimum() -> None:
     noise = torch.randn(200, generator=generator, dtype=torch.float64)
     targets = (features @ truth + 0.4 + noise > 0).double()
 
-    weight, bias = demo_models.fit_head(features.float(), targets.float())
+    weight, bias = demo_models.fit_head(features.float(), targets.float(), 0.01)
 
     error = torch.sigmoid(features @ weight.double() + bias.double()) - targets
-    gradient = features.T @ error / 200 + 2 * demo_models._L2 * weight.double()
+    gradient = features.T @ error / 200 + 2 * 0.01 * weight.double()
     assert gradient.abs().max() < 1e-5
     assert error.mean().abs() < 1e-5
+
+
+def test_the_penalty_suits_the_data() -> None:
+    """A clean line through features wants less than the strongest penalty."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 40, generator=generator)
+    line = (features[:, 0] * 0.05 + features[:, 1] * 0.02 > 0).float()
+
+    assert demo_models.choose_penalty(features, line) < demo_models._PENALTIES[0]
 
 
 def test_the_gguf_package_has_what_is_memoised() -> None:

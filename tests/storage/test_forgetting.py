@@ -146,3 +146,28 @@ async def test_orphans_are_dropped_and_the_rest_stays(
 
     assert [entry.key async for entry in blob_store.list()] == ["btc_1.safetensors"]
     assert await _read(database, blob_store, job) == b"\x01" * 8
+
+
+async def test_an_interrupted_deletion_is_found_again(
+    database: Database, blob_store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after the rows moved and before the bytes went: the tombstone still says where."""
+    first, second = await _store_batch(database, blob_store, 2)
+    ref = await _delete(database, first)
+
+    async def stop(keys: list[str]) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blob_store, "delete", stop)
+        with pytest.raises(asyncio.CancelledError):
+            await forget(database, blob_store, ref)
+    assert b"\x01" * 8 in await _all_bytes(blob_store)
+    async with database.snapshot() as tx:
+        left = await unforgotten_refs(tx, limit=10)
+    for found in left:
+        await forget(database, blob_store, found)
+
+    assert left == [ref]
+    assert b"\x01" * 8 not in await _all_bytes(blob_store)
+    assert await _read(database, blob_store, second) == b"\x02" * 8

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "Bench",
     "Receiver",
     "create_settings",
+    "heed",
     "receive",
     "reply",
     "run_worker",
@@ -115,7 +117,7 @@ class Bench:
         return [rows[job_id] for job_id in ids]
 
     async def wait_until(self, check: Callable[[], Awaitable[bool]]) -> None:
-        """Return when ``check`` holds; it reads the store, which sends no signal."""
+        """Return when ``check`` holds, which reads what sends no signal."""
         async with asyncio.timeout(40):
             while not await check():  # noqa: ASYNC110  # the store sends no signal
                 await asyncio.sleep(0.01)
@@ -187,6 +189,26 @@ async def run_worker(
         async with asyncio.timeout(20):
             code = await running
     assert code == exit_code
+
+
+@contextlib.contextmanager
+def heed(message: str) -> Iterator[asyncio.Event]:
+    """Yield an event that is set when ``message`` is logged, by whichever thread."""
+    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == message:
+                loop.call_soon_threadsafe(heard.set)
+
+    listener, logger = Listener(), logging.getLogger("worker")
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        yield heard
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(listener)
 
 
 @dataclass

@@ -114,6 +114,8 @@ def test_the_table_is_long_enough() -> None:
     [
         ("8.8.8.8", "8.8.8.8"),
         ("[2606:4700:4700::1111]", "2606:4700:4700::1111"),
+        ("0x8080808", "8.8.8.8"),
+        ("0x8.0x8.0x8.0x8", "8.8.8.8"),
     ],
 )
 async def test_public_addresses_reach_the_socket(host: str, address: str) -> None:
@@ -123,6 +125,23 @@ async def test_public_addresses_reach_the_socket(host: str, address: str) -> Non
         await try_post(session, f"https://{host}/hook")
 
     assert recorder.addresses == [address]
+
+
+@pytest.mark.parametrize("host", ["134744072", "8.8.2056", "8.526344", "010.8.8.8", "8.8.8.08"])
+async def test_odd_decimal_forms_reach_nothing(host: str) -> None:
+    """The client itself refuses digits and dots that are no canonical address, public or not.
+
+    Such a delivery ends at once: no later attempt could succeed.
+    """
+    recorder = Recorder()
+    async with open_session(Settings(), recorder) as session:
+        attempt = await post(
+            session, Settings(), url=f"https://{host}/hook", event_id="e", body=b"", secrets=[]
+        )
+
+    assert recorder.addresses == []
+    assert attempt.final
+    assert attempt.error
 
 
 async def test_an_allowed_network_is_reached_on_any_port() -> None:

@@ -107,12 +107,11 @@ def _count_labels(item: PreparedItem | None, prepared: PreparedJob, model: Model
 def _score_classes(
     prepared: PreparedJob, rows: dict[int, Reading], columns: int, model: ModelDescription
 ) -> dict[str, Any]:
-    scores = np.full((len(prepared.items), columns), _NAN, np.float32)
-    logits = scores.copy()
-    if rows:
-        at = list(rows)
-        logits[at] = np.stack([row.values for row in rows.values()])
-        scores[at] = activate(logits[at], choose_activation(prepared.request, model))
+    logits: Floats = np.full((len(prepared.items), columns), _NAN, np.float32)
+    for index, row in rows.items():
+        logits[index] = row.values
+    # rows without a reading stay NaN
+    scores = activate(logits, choose_activation(prepared.request, model)).astype(np.float32)
     return {"scores": scores, "logits": logits}
 
 
