@@ -59,6 +59,7 @@ async def test_a_due_delivery_has_all_that_its_body_needs(database: Database) ->
 
     assert (due.url, due.tenant, due.attempt) == (URL, "t", 1)
     assert due.event_type is EventType.JOB_SUCCEEDED
+    assert due.job is not None
     assert (due.job.id, due.job.result) == (row.id, b'{"labels":["a"]}')
     assert due.event_at == due.job.finished_at or due.event_at > 0
     assert due.sequence > 0

@@ -52,10 +52,9 @@ async def finish(database: Database, number: int = 1, **fields: Any) -> None:
 
 async def take(database: Database, **changes: Any) -> list[DueDelivery]:
     """Claim deliveries."""
+    values: dict[str, Any] = {"worker": "w", "limit": 50, "lease_s": 30.0, "places": 50}
     async with database.transaction() as tx:
-        return await claim_deliveries(
-            tx, **({"worker": "w", "limit": 50, "lease_s": 30.0, "places": 50} | changes)
-        )
+        return await claim_deliveries(tx, **(values | changes))
 
 
 async def report(database: Database, *due: DueDelivery, **changes: Any) -> set[str]:
