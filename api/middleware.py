@@ -19,6 +19,8 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 
 #: The request's id: the client's ``X-Request-Id`` where it is a plain word, else ours.
 REQUEST_ID = web.RequestKey("request_id", str)
+#: The answer that is under way: its head may be at the client.
+_STARTED = web.RequestKey("started", web.StreamResponse)
 
 
 @web.middleware
@@ -31,6 +33,7 @@ async def request_id_middleware(request: web.Request, handler: _Handler) -> web.
 
 async def prepare_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add what every answer carries (a signal handler, so that streams get it too)."""
+    request[_STARTED] = response
     if REQUEST_ID in request:
         response.headers.setdefault("X-Request-Id", request[REQUEST_ID])
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
@@ -39,23 +42,37 @@ async def prepare_headers(request: web.Request, response: web.StreamResponse) ->
 
 @web.middleware
 async def errors_middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn every error into an answer in the form of the route's family."""
+    """Turn every error into an answer in the form of the route's family.
+
+    An error after an answer began cuts the connection: a second answer would lie in the first.
+    """
     try:
         return await handler(request)
-    except ScoreError as error:
-        return render_error(request, error, request_id=request[REQUEST_ID])
-    except web.HTTPException as error:
-        return render_error(request, error, request_id=request[REQUEST_ID])
     except Exception as error:  # the edge: the client is waiting for an answer
-        _log.exception(
-            "request failed",
-            extra={
-                "action": "request_failed",
-                "method": request.method,
-                "route": request.path,
-                "request_id": request[REQUEST_ID],
-            },
-        )
-        if request.transport is None or request.transport.is_closing():
-            raise
+        if _STARTED in request:
+            return _cut_off(request, request[_STARTED], error)
+        if not isinstance(error, ScoreError | web.HTTPException):
+            _log.exception("request failed", extra=_describe(request, "request_failed"))
+            if request.transport is None or request.transport.is_closing():
+                raise
         return render_error(request, error, request_id=request[REQUEST_ID])
+
+
+def _cut_off(
+    request: web.Request, response: web.StreamResponse, error: Exception
+) -> web.StreamResponse:
+    """End the connection so that the reader sees that the answer is not whole."""
+    if not isinstance(error, ConnectionError):  # those are readers who left
+        _log.error("answer cut off", exc_info=error, extra=_describe(request, "answer_cut_off"))
+    if request.transport is not None:
+        request.transport.abort()
+    return response
+
+
+def _describe(request: web.Request, action: str) -> dict[str, str]:
+    return {
+        "action": action,
+        "method": request.method,
+        "route": request.path,
+        "request_id": request[REQUEST_ID],
+    }

@@ -7,38 +7,53 @@ import asyncio
 import base64
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
 
 from api.negotiation import SAFETENSORS
 from api.ranges import is_match, select_range
+from contract.errors import GoneError, NotFoundError
 from storage.blobs import BlobStore
 
-__all__ = ["DigestCache", "TensorFile", "render_header", "serve_file"]
+__all__ = ["DigestCache", "Place", "TensorFile", "render_header", "serve_file"]
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _HEADER_ALIGNMENT = 8
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes begin: deleting a neighbour moves them, and changes none of them."""
+
+    key: str
+    begin: int
 
 
 class TensorFile:
-    """A safetensors file: ``header``, then the bytes ``begin`` to ``end`` of the blob ``key``."""
+    """A safetensors file: ``header``, then ``tensor_bytes`` of the blob at ``place``.
+
+    ``locate`` tells the place anew once the blob is gone, also in the middle of a file. It raises
+    ``NotFoundError`` or ``GoneError`` where the job is gone too.
+    """
 
     def __init__(
         self,
         blobs: BlobStore,
-        key: str,
-        begin: int,
-        end: int,
+        place: Place,
+        tensor_bytes: int,
         *,
         header: bytes,
+        locate: Callable[[], Awaitable[Place]],
     ) -> None:
         self._blobs = blobs
-        self._key = key
-        self._begin = begin
+        self._place = place
         self._header = header
-        self.size_bytes = len(header) + end - begin
+        self._locate = locate
+        self.size_bytes = len(header) + tensor_bytes
 
     async def pieces(self, begin: int, end: int) -> AsyncIterator[bytes]:
         """Yield the bytes ``begin`` to ``end`` of the file."""
@@ -48,8 +63,7 @@ class TensorFile:
         position = max(begin, border)
         while position < end:
             stop = min(end, position + _PIECE_BYTES)
-            shift = self._begin - border
-            yield await self._blobs.get_range(self._key, position + shift, stop + shift)
+            yield await self._read(position - border, stop - border)
             position = stop
 
     async def digest(self, begin: int, end: int) -> bytes:
@@ -58,6 +72,17 @@ class TensorFile:
         async for piece in self.pieces(begin, end):
             await asyncio.to_thread(sha256.update, piece)
         return sha256.digest()
+
+    async def _read(self, begin: int, end: int) -> bytes:
+        """Return bytes of the tensor, wherever they lie by now."""
+        for _ in range(_ATTEMPTS):
+            key, shift = self._place.key, self._place.begin
+            try:
+                return await self._blobs.get_range(key, begin + shift, end + shift)
+            except NotFoundError:
+                self._place = await self._locate()
+        message = "the tensor's bytes are gone from the blob store"
+        raise GoneError(message)
 
 
 class DigestCache:

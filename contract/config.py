@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_crashes: _Count = 3
     drain_s: _Positive = 60.0
     result_ttl_s: float = 0.0
+    canary_s: _Positive = 300.0
 
     webhook_allow_http: bool = False
     webhook_allowed_networks: str = ""

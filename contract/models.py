@@ -15,6 +15,7 @@ from contract.errors import InvalidRequestError, SettingsError
 from contract.scores import Activation, Mode, ScoreRequest, Truncation
 
 __all__ = [
+    "CANARY_DRIFT",
     "ModelConfig",
     "ModelDescription",
     "ModelState",
@@ -23,6 +24,10 @@ __all__ = [
     "check_request",
     "parse_models",
 ]
+
+
+#: The first word of the reason of a model whose fixed inputs no longer give what they gave.
+CANARY_DRIFT = "canary_drift"
 
 
 class ScoringPath(StrEnum):

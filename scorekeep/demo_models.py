@@ -32,7 +32,7 @@ _LABELS = ("negative", "positive")
 _BATCH = 64
 _HELD_OUT = 0.2
 _FOLDS = 5
-_PENALTIES = (1e-3, 1e-4, 1e-5, 1e-6)
+_PENALTIES = (1e-4, 1e-5, 1e-6)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ Also the only place for the database's clock, and for the translation of driver 
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
@@ -33,6 +34,9 @@ _WRITES = "scorekeep_writes"
 #: statement timeout, and the classes of lost connections, resources and operator intervention.
 _TRANSIENT_STATES = ("40001", "40P01", "55P03", "57014")
 _TRANSIENT_CLASSES = ("08", "53", "57P", "58")
+
+#: ``DETAIL: Failing row contains (…)`` of the server, ``$17: 2500040000 (…)`` of the driver.
+_VALUES = re.compile(r"\nDETAIL: .*|(?<=\$)\d+: .*", re.DOTALL)
 
 _NOW = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
@@ -117,9 +121,21 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (DBAPIError, TimeoutError) as error:
+        _hide_values(error)
         if _is_transient(error):
             raise _unavailable(error) from error
         raise
+
+
+def _hide_values(error: BaseException | None) -> None:
+    """Drop the values that PostgreSQL and its driver quote: rows hold requests and secrets."""
+    while error is not None:
+        error.args = tuple(
+            _VALUES.sub("", text) if isinstance(text, str) else text for text in error.args
+        )
+        if isinstance(error, asyncpg.PostgresError):
+            error.detail = None
+        error = error.__cause__
 
 
 def _is_transient(error: Exception) -> bool:
@@ -141,7 +157,7 @@ def _unavailable(error: Exception) -> StoreUnavailableError:
 def _open_postgresql(url: str) -> AsyncEngine:
     return create_async_engine(
         url,
-        hide_parameters=True,  # an error's text is logged; secrets and payloads are parameters
+        hide_parameters=True,  # they are requests and secrets, and errors are logged
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_timeout=_CONNECT_TIMEOUT_S,
@@ -162,7 +178,7 @@ def _open_postgresql(url: str) -> AsyncEngine:
 def _open_sqlite(url: str) -> AsyncEngine:
     engine = create_async_engine(
         url,
-        hide_parameters=True,  # an error's text is logged; secrets and payloads are parameters
+        hide_parameters=True,  # they are requests and secrets, and errors are logged
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_timeout=_CONNECT_TIMEOUT_S,

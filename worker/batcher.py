@@ -11,7 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from contract.errors import DeviceLostError, ScoreError, UnavailableError
 from contract.jobs import LANES, Lane
@@ -23,6 +25,7 @@ from worker.isolation import Failure, MemoryLimits, forward_isolated
 __all__ = ["MicroBatcher", "Submission", "Ticket"]
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 #: After this long a waiting run counts as one lane more urgent, so that bulk never starves.
 _AGEING_S = 5.0
 _RANK = {lane: rank for rank, lane in enumerate(LANES)}
@@ -82,6 +85,15 @@ class Submission:
             self._done.set_result(None)
 
 
+@dataclass(slots=True, eq=False)
+class _Errand:
+    """Something else that only the device's thread may do."""
+
+    what: str
+    call: Callable[[], object]
+    answer: "Future[Any]"
+
+
 class _Plan:
     """One batch in the making: a throw-away budget. Sequences of one group share a prefix."""
 
@@ -132,6 +144,8 @@ class MicroBatcher:
         self._changed = threading.Condition()
         self._runs: list[_Run] = []
         self._submissions: set[Submission] = set()
+        self._errands: list[_Errand] = []
+        self._dropped: dict[Scorer, ScoreError] = {}
         self._end: ScoreError | None = None
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
@@ -140,18 +154,38 @@ class MicroBatcher:
         """Queue the tickets' sequences for ``scorer`` and return at once."""
         submission = Submission(self, scorer, tickets)
         with self._changed:
+            refusal = self._end or self._dropped.get(scorer)
             for ticket in tickets:
                 ticket.submission = submission
                 ticket.answers = [None] * len(ticket.sequences)
-                ticket.missing = 0 if self._end else len(ticket.sequences)
-                ticket.error = self._end
-            if self._end is not None or submission.open == 0:
+                ticket.missing = 0 if refusal else len(ticket.sequences)
+                ticket.error = refusal
+            if refusal is not None or submission.open == 0:
                 submission.finish()
                 return submission
             self._submissions.add(submission)
             self._runs += _split_by_lane(submission, tickets)
             self._changed.notify()
         return submission
+
+    def run_between(self, what: str, call: Callable[[], _T]) -> "Future[_T]":
+        """Have ``call`` run in the device's thread between two batches; raises what it raises."""
+        answer: Future[_T] = Future()
+        with self._changed:
+            if self._end is None:
+                self._errands.append(_Errand(what, call, answer))
+                self._changed.notify()
+            else:
+                answer.set_exception(self._end)
+        return answer
+
+    def drop(self, scorer: Scorer, error: ScoreError) -> None:
+        """Put nothing more through ``scorer``: what waits for it, or will, ends with ``error``."""
+        with self._changed:
+            self._dropped[scorer] = error
+            self._runs = [run for run in self._runs if run.submission.scorer is not scorer]
+            for submission in [each for each in self._submissions if each.scorer is scorer]:
+                self._fail(submission, error)
 
     def abandon(self, submission: Submission, key: str, error: ScoreError) -> None:
         """See ``Submission.abandon``; harmless for a ticket that has all its answers."""
@@ -185,8 +219,11 @@ class MicroBatcher:
     def _work(self) -> None:
         end: ScoreError = UnavailableError("the batcher's thread died")
         try:
-            while (plan := self._take()) is not None:
-                self._run(plan)
+            while (turn := self._take()) is not None:
+                if isinstance(turn, _Errand):
+                    self._run_errand(turn)
+                else:
+                    self._run(turn)
             end = self._end or end
         except DeviceLostError as error:
             _LOG.critical("device lost", extra={"reason": error.message})
@@ -195,12 +232,14 @@ class MicroBatcher:
         finally:
             self._fail_all(end)
 
-    def _take(self) -> _Plan | None:
+    def _take(self) -> _Plan | _Errand | None:
         """Wait for work and return the next batch, or None when the batcher is stopped."""
         with self._changed:
             while True:
                 if self._end is not None:
                     return None
+                if self._errands:
+                    return self._errands.pop(0)
                 self._runs = [run for run in self._runs if run.waiting]
                 plan = self._plan() if self._runs else None
                 if plan is not None and plan.entries:
@@ -226,6 +265,19 @@ class MicroBatcher:
         self.batches += 1
         self._deliver(plan, answers)
 
+    def _run_errand(self, errand: _Errand) -> None:
+        if not errand.answer.set_running_or_notify_cancel():
+            return
+        try:
+            with self._deadline.watch(errand.what):
+                found = errand.call()
+        except Exception as error:  # handed to the waiter
+            errand.answer.set_exception(error)
+            if isinstance(error, DeviceLostError):
+                raise
+        else:
+            errand.answer.set_result(found)
+
     def _deliver(self, plan: _Plan, answers: Sequence[Reading | Failure]) -> None:
         with self._changed:
             for (ticket, index), answer in zip(plan.entries, answers, strict=True):
@@ -244,13 +296,20 @@ class MicroBatcher:
     def _fail_all(self, error: ScoreError) -> None:
         with self._changed:
             self._end = self._end or error
-            for submission in self._submissions:
-                for ticket in submission.tickets.values():
-                    if ticket.missing:
-                        ticket.error, ticket.missing = error, 0
-                submission.finish()
-            self._submissions.clear()
+            for submission in list(self._submissions):
+                self._fail(submission, error)
+            for errand in self._errands:
+                if errand.answer.set_running_or_notify_cancel():
+                    errand.answer.set_exception(error)
+            self._errands.clear()
             self._runs.clear()
+
+    def _fail(self, submission: Submission, error: ScoreError) -> None:
+        for ticket in submission.tickets.values():
+            if ticket.missing:
+                ticket.error, ticket.missing = error, 0
+        self._submissions.discard(submission)
+        submission.finish()
 
 
 def _split_by_lane(submission: Submission, tickets: Sequence[Ticket]) -> list[_Run]:

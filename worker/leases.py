@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from contract.config import Settings
 from contract.errors import StoreUnavailableError
@@ -71,22 +71,28 @@ class LeaseKeeper:
         with self._lock:
             self._held.update((job.id, (job.attempt, end)) for job in jobs)
 
-    def drop(self, ids: Iterable[str]) -> None:
-        """Renew these no longer."""
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Renew these no longer; a later attempt of the same job, claimed here too, stays."""
         with self._lock:
-            for job_id in ids:
-                self._held.pop(job_id, None)
+            for claim in claims:
+                if self._end_of(claim) is not None:
+                    del self._held[claim.id]
 
-    def alive(self, ids: Collection[str]) -> bool:
+    def alive(self, claims: Iterable[Claim]) -> bool:
         """Return whether we may still hold one of these, by our own clock."""
         now = time.monotonic()
         with self._lock:
-            return any(job_id in self._held and self._held[job_id][1] > now for job_id in ids)
+            ends = [self._end_of(claim) for claim in claims]
+        return any(end is not None and end > now for end in ends)
 
-    def holds(self, job_id: str) -> bool:
+    def holds(self, claim: Claim) -> bool:
         """Return whether the store has not yet told us that the job is another's."""
         with self._lock:
-            return job_id in self._held
+            return self._end_of(claim) is not None
+
+    def _end_of(self, claim: Claim) -> float | None:
+        attempt, end = self._held.get(claim.id, (-1, 0.0))
+        return end if attempt == claim.attempt else None
 
     async def renew_once(self, database: Database) -> int:
         """Renew what is held in one statement, and the worker's own heartbeat; return how many."""
@@ -104,21 +110,20 @@ class LeaseKeeper:
         return len(claims) - len(renewal.lost)
 
     def _record(self, claims: list[Claim], renewal: Renewal, end: float) -> None:
+        lost: set[str] = set()
         with self._lock:
             for claim in claims:
-                held = self._held.get(claim.id)
-                if held is None or held[0] != claim.attempt:
+                if self._end_of(claim) is None:  # dropped, or claimed again, meanwhile
                     continue
                 if claim.id in renewal.lost:
                     del self._held[claim.id]
+                    lost.add(claim.id)
                 else:
                     self._held[claim.id] = (claim.attempt, end)
-        if renewal.lost or renewal.cancelled:
-            _LOG.info(
-                "claims changed",
-                extra={"lost": len(renewal.lost), "cancelled": len(renewal.cancelled)},
-            )
-            self._tell(lambda: self._on_change(set(renewal.lost), set(renewal.cancelled)))
+        if lost or renewal.cancelled:
+            extra = {"lost": len(lost), "cancelled": len(renewal.cancelled)}
+            _LOG.info("claims changed", extra=extra)
+            self._tell(lambda: self._on_change(lost, set(renewal.cancelled)))
 
     def _tell(self, callback: Callable[[], object]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -4,8 +4,10 @@ torch takes seconds to import. Imported here inside a function, it neither delay
 worker nor is loaded at all by a process that only delivers, or that serves no real model.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from contract.models import ModelConfig
 from worker.engine.deterministic import SOURCE, DeterministicScorer
@@ -23,14 +25,17 @@ class Engine:
     encode: Callable[[Mapping[str, JobScores]], EncodedBatch]
 
 
-def create_engine() -> Engine:
-    """Return the engine; torch is imported when the first real model is loaded."""
-    return Engine(_load_model, encode)
+def create_engine(canaries: Path | None = None) -> Engine:
+    """Return the engine; torch is imported when the first real model is loaded.
+
+    What the models' fixed inputs must give is kept in the folder ``canaries``.
+    """
+    return Engine(functools.partial(_load_model, canaries=canaries), encode)
 
 
-def _load_model(name: str, config: ModelConfig) -> Scorer:
+def _load_model(name: str, config: ModelConfig, *, canaries: Path | None) -> Scorer:
     if config.source == SOURCE:
         return DeterministicScorer(name, config)
     from worker.engine.loader import load_model  # noqa: PLC0415  # see above
 
-    return load_model(name, config)
+    return load_model(name, config, canaries)

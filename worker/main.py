@@ -70,7 +70,7 @@ class Worker:
         self.id = create_id("wrk")
         self._settings = settings
         self._configs = configs
-        self._engine = engine or create_engine()
+        self._engine = engine or create_engine(Path(settings.data_dir) / "canaries")
         self.ended = asyncio.Event()
         self._stopping = asyncio.Event()
 

@@ -14,7 +14,7 @@ from contract.errors import ModelUnavailableError, StoreUnavailableError
 from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
-from storage.claims import ClaimedJob, claim_jobs
+from storage.claims import Claim, ClaimedJob, claim_jobs
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
 from worker.serving import Serving
@@ -164,14 +164,18 @@ class Pump:
 
     async def _run_batch(self, place: _Place, jobs: Sequence[ClaimedJob]) -> None:
         try:
-            await self._run_steps(place, self._serving.ready[jobs[0].model], jobs)
+            scorer = self._serving.ready.get(jobs[0].model)
+            if scorer is None:  # it failed its canary since the claim
+                await self._tasks.release(jobs)
+            else:
+                await self._run_steps(place, scorer, jobs)
         except (StoreUnavailableError, OSError) as error:  # the leases end, the jobs run again
             _LOG.error("batch lost: the store is away", extra={"reason": str(error)})
         except Exception as error:  # noqa: BLE001  # the batch runner: its jobs end with an error
             _LOG.exception("batch raised", extra={"jobs": len(jobs)})
             await self._fail(jobs, error)
         finally:
-            self._tasks.leases.drop([job.id for job in jobs])
+            self._tasks.leases.drop([Claim(job.id, job.attempt) for job in jobs])
             place.free()
 
     async def _run_steps(self, place: _Place, scorer: Scorer, jobs: Sequence[ClaimedJob]) -> None:

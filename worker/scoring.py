@@ -15,6 +15,7 @@ from contract.models import ModelConfig
 from storage import workers
 from storage.workers import WorkerRow
 from worker.batcher import MicroBatcher
+from worker.canaries import Canaries
 from worker.deadlines import HardDeadline
 from worker.leases import LeaseKeeper
 from worker.listener import listen
@@ -57,6 +58,7 @@ class Scoring:
             deadline=self._deadline,
             on_device_lost=lambda: self._loop.call_soon_threadsafe(self._lose_device),
         )
+        self._canaries = Canaries(self.serving, self._batcher, period_s=settings.canary_s)
         self._leases = LeaseKeeper(
             settings,
             worker=worker,
@@ -90,6 +92,7 @@ class Scoring:
                     group.create_task(self.serving.load_all(self._announce_models)),
                     group.create_task(listen(self._stores.queue, self.pump.take_hint)),
                     group.create_task(self._turn()),
+                    group.create_task(self._canaries.run(self._announce_models)),
                 ]
                 await self.pump.run()
                 for task in background:

@@ -59,9 +59,14 @@ class Serving:
                 _LOG.info("model ready", extra={"model": name})
             await on_change()
 
+    def fail(self, name: str, reason: str) -> None:
+        """Serve a model no longer, because of ``reason``."""
+        self.ready.pop(name, None)
+        self._fail(name, reason)
+
     def _fail(self, name: str, reason: str) -> None:
         self.statuses[name] = ModelStatus(name=name, state=ModelState.FAILED, reason=reason)
-        _LOG.error("model failed to load", extra={"model": name, "reason": reason})
+        _LOG.error("model failed", extra={"model": name, "reason": reason})
 
 
 def _run_in_daemon(call: Callable[[], Scorer]) -> "asyncio.Future[Scorer]":

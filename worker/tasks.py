@@ -6,6 +6,7 @@ run twice: the attempt number decides whose result counts.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ class Tasks:
             for timer in timers:
                 timer.cancel()
             for ticket in tickets:
-                self.running.pop(ticket.key, None)
+                if self.running.get(ticket.key) is submission:  # not a later attempt's
+                    del self.running[ticket.key]
         crash_here("after_forward", self.settings.crash_at)
 
     async def conclude(self, scorer: Scorer, works: Sequence[Work]) -> Conclusion:
@@ -126,10 +128,10 @@ class Tasks:
     async def store(self, conclusion: Conclusion) -> None:
         """Make the blob durable, then write all rows in one transaction; announce what is ours."""
         outcomes = conclusion.outcomes
-        ids = [outcome.id for outcome in outcomes]
+        claims = [outcome.claim for outcome in outcomes]
         blob: BlobInfo | None = None
         if conclusion.blob_key is not None:
-            blob = await self._write_blob(conclusion.blob_key, conclusion.data, ids)
+            blob = await self._write_blob(conclusion.blob_key, conclusion.data, claims)
             crash_here("after_blob", self.settings.crash_at)
         done = await self._commit(outcomes, blob) if outcomes else set()
         crash_here("after_commit", self.settings.crash_at)
@@ -201,7 +203,7 @@ class Tasks:
     def _conclude_one(self, scorer: Scorer, work: Work, conclusion: Conclusion) -> None:
         ticket = work.ticket
         error = work.error or (ticket.error if ticket is not None else None)
-        if not self.leases.holds(work.job.id):
+        if not self.leases.holds(work.claim):
             return
         if isinstance(error, ScoreError) and error.retryable:
             conclusion.released.append(work)
@@ -223,12 +225,13 @@ class Tasks:
         )
         return unproven and work.job.error_count + 1 < self.settings.max_attempts
 
-    async def _write_blob(self, key: str, data: bytes, ids: Sequence[str]) -> BlobInfo:
-        return await self._retry("blob not written", ids, lambda: self.stores.blobs.put(key, data))
+    async def _write_blob(self, key: str, data: bytes, claims: Sequence[Claim]) -> BlobInfo:
+        put = functools.partial(self.stores.blobs.put, key, data)
+        return await self._retry("blob not written", claims, put)
 
     async def _commit(self, outcomes: Sequence[JobOutcome], blob: BlobInfo | None) -> set[str]:
         """Complete in one transaction. After an error that may hide a commit, read first."""
-        ids = [outcome.id for outcome in outcomes]
+        claims = [outcome.claim for outcome in outcomes]
         tried = False
 
         async def commit() -> set[str]:
@@ -236,7 +239,6 @@ class Tasks:
             earlier: set[str] = set()
             async with self.stores.database.transaction() as tx:
                 if tried:
-                    claims = [outcome.claim for outcome in outcomes]
                     earlier = await find_completed(tx, claims, blob)
                 tried = True
                 left = [outcome for outcome in outcomes if outcome.id not in earlier]
@@ -244,12 +246,12 @@ class Tasks:
                 crash_here("before_commit", self.settings.crash_at)
             return done | earlier
 
-        done = await self._retry("results not written", ids, commit)
-        self.leases.drop(ids)
+        done = await self._retry("results not written", claims, commit)
+        self.leases.drop(claims)
         return done
 
     async def _retry(
-        self, message: str, ids: Sequence[str], call: Callable[[], Awaitable[_T]]
+        self, message: str, claims: Sequence[Claim], call: Callable[[], Awaitable[_T]]
     ) -> _T:
         """Try again with back-off while we hold one of the jobs: nothing is computed twice."""
         backoff_s = _FIRST_BACKOFF_S
@@ -257,8 +259,8 @@ class Tasks:
             try:
                 return await call()
             except (StoreUnavailableError, OSError) as error:
-                _LOG.warning(message, extra={"reason": str(error), "jobs": len(ids)})
-                if not self.leases.alive(ids):
+                _LOG.warning(message, extra={"reason": str(error), "jobs": len(claims)})
+                if not self.leases.alive(claims):
                     raise
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
@@ -268,7 +270,7 @@ class Tasks:
             return
         released = [work.claim for work in conclusion.released]
         again = [work.claim for work in conclusion.again]
-        ids = [claim.id for claim in (*released, *again)]
+        claims = [*released, *again]
 
         async def give_back() -> tuple[int, int]:
             async with self.stores.database.transaction() as tx:
@@ -280,8 +282,8 @@ class Tasks:
                     delayed = await claims_table.retry_later(tx, again, problem, _RETRY_DELAY_S)
             return len(freed), len(delayed)
 
-        freed, delayed = await self._retry("jobs not given back", ids, give_back)
-        self.leases.drop(ids)
+        freed, delayed = await self._retry("jobs not given back", claims, give_back)
+        self.leases.drop(claims)
         self.counts.released += freed
         self.counts.retried += delayed
 

@@ -1,5 +1,6 @@
 """``GET /v1/jobs/{id}/events``: a job's events as they are written, resumable by their sequence."""
 
+import asyncio
 import re
 
 import msgspec
@@ -9,6 +10,7 @@ from api.job_access import find_job
 from api.rendering import render_job
 from api.state import DATABASE, WAITERS
 from api.waiting import wait_for
+from contract.errors import GoneError, StoreUnavailableError
 from contract.jobs import TERMINAL
 from contract.moments import render_moment
 from contract.webhooks import Event
@@ -20,6 +22,7 @@ __all__ = ["KEEP_ALIVE_S", "add_routes"]
 
 #: How often a comment is sent, so that no proxy takes the stream for dead.
 KEEP_ALIVE_S = web.AppKey("keep_alive_s", float)
+_AWAY_S = 1.0
 _SEQUENCE = re.compile(r"[0-9]{1,18}")
 
 
@@ -50,11 +53,26 @@ async def get_events(request: web.Request) -> web.StreamResponse:
                     break
                 if not await wait_for(ended, request.app[KEEP_ALIVE_S]):
                     await response.write(b": still here\n\n")
-                row, fresh = await _read(request, row, seen)
+                row, fresh = await _read_again(request, response, row, seen)
             await response.write_eof()
+        except GoneError:
+            await response.write_eof()  # deleted after its end: there is nothing more to tell
         except ConnectionResetError:
             pass  # the reader left; its job goes on
     return response
+
+
+async def _read_again(
+    request: web.Request, response: web.StreamResponse, row: JobRow, seen: int
+) -> tuple[JobRow, list[EventRow]]:
+    """Read until the store answers; comments keep the stream alive meanwhile."""
+    while not request.app[WAITERS].is_stopping:
+        try:
+            return await _read(request, row, seen)
+        except StoreUnavailableError:
+            await response.write(b": the store is away\n\n")
+            await asyncio.sleep(_AWAY_S)
+    return row, []
 
 
 async def _read(request: web.Request, row: JobRow, seen: int) -> tuple[JobRow, list[EventRow]]:

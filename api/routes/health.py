@@ -8,7 +8,7 @@ from aiohttp import web
 from api.bodies import json_response
 from api.state import BLOBS, CATALOG, DATABASE, QUEUE
 from contract.errors import ScoreError
-from contract.models import ModelState
+from contract.models import CANARY_DRIFT, ModelState
 
 __all__ = ["add_routes"]
 
@@ -49,7 +49,9 @@ async def get_readiness(request: web.Request) -> web.StreamResponse:
     ]
     for status in statuses.values():
         if status.state is ModelState.FAILED:
-            code, detail = "model_load_failed", status.reason or "it could not be loaded"
+            drifted = (status.reason or "").startswith(CANARY_DRIFT)
+            code = CANARY_DRIFT if drifted else "model_load_failed"
+            detail = status.reason or "it could not be loaded"
         elif status.state is ModelState.LOADING:
             code, detail = "model_loading", status.reason or "it is being loaded"
         else:

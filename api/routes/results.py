@@ -22,9 +22,10 @@ from api.results import (
     row_bytes,
     with_fresh_row,
 )
-from api.state import BLOBS, DIGESTS
-from api.tensor_files import TensorFile, render_header, serve_file
+from api.state import BLOBS, DATABASE, DIGESTS
+from api.tensor_files import Place, TensorFile, render_header, serve_file
 from contract.errors import InvalidRequestError, NotFoundError
+from storage import jobs
 from storage.jobs import JobRow
 from storage.refs import TensorRef
 from storage.tensors import Tensor, render_safetensors
@@ -93,25 +94,32 @@ async def get_hidden_state(request: web.Request) -> web.StreamResponse:
 
 
 async def _send(request: web.Request, row: JobRow, *, index: int | None) -> web.StreamResponse:
-    async def send(fresh: JobRow) -> web.StreamResponse:
-        file = _open(request, fresh, index)
-        digest = await request.app[DIGESTS].digest_of((fresh.id, fresh.attempt, index), file)
-        suffix = "hidden_states" if index is None else f"hidden_state.{index}"
-        return await serve_file(request, file, digest, name=f"{fresh.id}.{suffix}.safetensors")
-
-    return await with_fresh_row(request, row, send)
+    file = _open(request, row, index)
+    digest = await request.app[DIGESTS].digest_of((row.id, row.attempt, index), file)
+    suffix = "hidden_states" if index is None else f"hidden_state.{index}"
+    return await serve_file(request, file, digest, name=f"{row.id}.{suffix}.safetensors")
 
 
 def _open(request: web.Request, row: JobRow, index: int | None) -> TensorFile:
     tensor = require_hidden_states(row)
-    begin, end, shape = tensor.begin, tensor.end, list(tensor.shape)
+    size_bytes, shape = tensor.end - tensor.begin, list(tensor.shape)
     metadata = {"job": row.id, "model": row.model}
     if index is not None:
-        begin += index * row_bytes(tensor)
-        end, shape = begin + row_bytes(tensor), [tensor.shape[-1]]
+        size_bytes, shape = row_bytes(tensor), [tensor.shape[-1]]
         metadata["index"] = str(index)
-    header = render_header(HIDDEN_STATES, tensor.dtype, shape, end - begin, metadata)
-    return TensorFile(request.app[BLOBS], row.blob_key or "", begin, end, header=header)
+    header = render_header(HIDDEN_STATES, tensor.dtype, shape, size_bytes, metadata)
+
+    async def locate() -> Place:
+        async with request.app[DATABASE].snapshot() as tx:
+            return _place_of(await jobs.get_job(tx, row.tenant, row.id), index)
+
+    place = _place_of(row, index)
+    return TensorFile(request.app[BLOBS], place, size_bytes, header=header, locate=locate)
+
+
+def _place_of(row: JobRow, index: int | None) -> Place:
+    tensor = require_hidden_states(row)
+    return Place(row.blob_key or "", tensor.begin + (index or 0) * row_bytes(tensor))
 
 
 async def _read_row(request: web.Request, row: JobRow, index: int) -> bytes:

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract.errors import InvalidRequestError, SettingsError
 from contract.models import ModelDescription, ScoringPath, check_request, parse_models
-from contract.scores import Activation, ScoreRequest
+from contract.scores import Activation, Determinism, Mode, ScoreRequest, Truncation
 
 
 def _model(path: ScoringPath, **fields: Any) -> ModelDescription:
@@ -24,6 +25,7 @@ def _model(path: ScoringPath, **fields: Any) -> ModelDescription:
 
 
 CAUSAL = _model(ScoringPath.CAUSAL, vocabulary=100)
+HALF = msgspec.structs.replace(CAUSAL, dtype="bfloat16")
 ONE_LABEL = _model(ScoringPath.CLASSIFICATION, label_count=1)
 TWO_LABELS = _model(ScoringPath.CLASSIFICATION, label_count=2)
 
@@ -74,6 +76,28 @@ def test_a_bad_registry_file_is_refused(tmp_path: Path, text: str | None, fault:
         (CAUSAL, {"label_token_ids": [100]}, "label_token_ids[0]", "100 logits"),
         (CAUSAL, {"label_token_ids": [[5, 100]]}, "label_token_ids[0][1]", "100 logits"),
         (CAUSAL, {"labels": ["x"], "activation": Activation.SOFTMAX}, "activation", "apply_softm"),
+        (CAUSAL, {"multi_token": True, "label_token_ids": [1]}, "multi_token", "text labels"),
+        (
+            CAUSAL,
+            {"multi_token": True, "labels": ["x y"], "return_token_logprobs": True},
+            "multi_token",
+            "summed logprobs",
+        ),
+        *(
+            (CAUSAL, {"mode": Mode.LOGLIKELIHOOD, name: value}, name, "no place in mode")
+            for name, value in {
+                "labels": ["x"],
+                "label_token_ids": [1],
+                "multi_token": True,
+                "apply_softmax": True,
+                "item_first": True,
+                "return_token_logprobs": True,
+                "truncation": Truncation.ITEM,
+            }.items()
+        ),
+        (HALF, {"determinism": Determinism.STRICT, "labels": ["x"]}, "determinism", "float32"),
+        (TWO_LABELS, {"mode": Mode.LOGLIKELIHOOD}, "mode", "is for causal models"),
+        (TWO_LABELS, {"multi_token": True}, "multi_token", "is for causal models"),
         (ONE_LABEL, {"apply_softmax": True}, "apply_softmax", "sigmoid"),
         (ONE_LABEL, {"activation": Activation.SOFTMAX}, "activation", "constant 1.0"),
         (TWO_LABELS, {"return_token_logprobs": True}, "return_token_logprobs", "no token logprobs"),
@@ -95,6 +119,13 @@ def test_what_a_model_cannot_do_is_refused(
     [
         (CAUSAL, {"label_token_ids": [0, 99]}, 0),
         (CAUSAL, {"label_token_ids": [[0], [99]]}, 0),
+        (CAUSAL, {"labels": ["x y", "z"], "multi_token": True}, 0),
+        (CAUSAL, {"mode": Mode.LOGLIKELIHOOD}, 0),
+        (CAUSAL, {"mode": Mode.LOGLIKELIHOOD, "truncation": Truncation.QUERY}, 0),
+        (CAUSAL, {"labels": ["x"], "determinism": Determinism.STRICT}, 0),
+        (CAUSAL, {"labels": ["x"], "return_label_mass": False}, 0),
+        (HALF, {"labels": ["x"]}, 0),
+        (TWO_LABELS, {"determinism": Determinism.STRICT}, 0),
         (ONE_LABEL, {}, 0),
         (ONE_LABEL, {"apply_softmax": True, "activation": Activation.SIGMOID}, 0),
         (TWO_LABELS, {"apply_softmax": True}, 0),

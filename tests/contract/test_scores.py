@@ -30,6 +30,12 @@ def _request(**fields: Any) -> ScoreRequest:
         {"items": ["a", "b"], "label_token_ids": [[1, 2], [3]]},
         {"items": ["a"], "label_token_ids": [1, 2], "apply_softmax": True, "temperature": 0.5},
         {"items": ["a"], "labels": [" yes", " no"]},
+        {"items": ["a"], "labels": [" very good", " bad"], "multi_token": True},
+        {"items": ["a"], "query": "q", "mode": "loglikelihood"},
+        {"items": ["a"], "mode": "labels", "labels": ["x"]},
+        {"items": ["a"], "determinism": "strict"},
+        {"items": ["a"], "determinism": None},
+        {"items": ["a"], "label_token_ids": [1], "return_label_mass": False},
     ],
 )
 def test_good_requests_pass(fields: dict[str, Any]) -> None:
@@ -71,6 +77,13 @@ def test_good_requests_pass(fields: dict[str, Any]) -> None:
         ({"items": ["a"], "temperature": 2.0}, "temperature", "without apply_softmax"),
         ({"items": ["a"], "activation": "tanh"}, "activation", "tanh"),
         ({"items": ["a"], "truncation": "left"}, "truncation", "left"),
+        ({"items": ["a"], "multi_token": 1}, "multi_token", "got `int`"),
+        ({"items": ["a"], "multi_token": None}, "multi_token", "got `null`"),
+        ({"items": ["a"], "mode": "generate"}, "mode", "generate"),
+        ({"items": ["a"], "mode": None}, "mode", "got `null`"),
+        ({"items": ["a"], "determinism": "loose"}, "determinism", "loose"),
+        ({"items": ["a"], "determinism": True}, "determinism", "got `bool`"),
+        ({"items": ["a"], "return_label_mass": "no"}, "return_label_mass", "got `str`"),
     ],
 )
 def test_bad_requests_name_the_field(
@@ -129,3 +142,14 @@ def test_a_job_request_has_the_score_fields_and_its_own() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_json(b'{"items":["a"],"run_timeout_s":0}', JobRequest)
     assert caught.value.param == "run_timeout_s"
+
+
+def test_the_new_fields_have_sglang_s_behaviour_by_default() -> None:
+    """A body of SGLang's means what it means there: labels, one token each, no determinism."""
+    request = _request(items=["a"], label_token_ids=[1])
+
+    assert (request.mode, request.multi_token, request.determinism) == ("labels", False, None)
+    assert request.return_label_mass is True
+    given = {"mode": "loglikelihood", "determinism": "strict", "return_label_mass": False}
+    read = _request(items=["a"], **given)
+    assert msgspec.json.decode(msgspec.json.encode(read)) == {"items": ["a"], **given}

@@ -42,6 +42,20 @@ def test_softmax_is_centred(logits: list[float]) -> None:
     assert_close(found.sum(-1), 1.0, tolerance=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-6, 0.5, 2.0, 1e300])
+def test_any_temperature_gives_a_distribution(temperature: float) -> None:
+    """Finite, sums to one, in the logits' order; equals torch's where torch does not overflow."""
+    logits = np.array([[1.5, -2.0, 1.0]], np.float32)
+
+    found = activate(logits, Activation.SOFTMAX, temperature=temperature)
+
+    assert_close(found.sum(-1), 1.0, tolerance=1e-12)
+    assert found[0, 0] >= found[0, 2] >= found[0, 1]
+    if temperature > 1e-300:
+        scaled = torch.tensor(logits, dtype=torch.float64) / temperature
+        assert_close(found, torch.softmax(scaled, -1), tolerance=1e-12)
+
+
 def test_sigmoid_keeps_the_order_of_close_logits() -> None:
     """8.1 and 9.3 differ after a sigmoid, and large negative logits do not overflow."""
     found = activate(np.array([8.1, 9.3, -1e4, 1e4], np.float32), Activation.SIGMOID)
@@ -141,7 +155,8 @@ class TestActivations:
         high = (logits > 7) & (logits < 14)
         assert high.sum() >= 2
         assert len(set(scores[high])) == len(set(logits[high]))
-        assert (np.argsort(scores[high]) == np.argsort(scores[high])).all()
+        order = np.argsort(logits[high], kind="stable")
+        assert (np.diff(scores[high][order]) >= 0).all()
 
     def test_labels_are_ignored_with_a_warning(self, scorer_of: Scorers) -> None:
         """A classifier scores its own classes; the result says that labels were ignored."""

@@ -25,44 +25,6 @@ Folders = Callable[..., Path]
 LLAMA = "LlamaForSequenceClassification"
 
 
-class TestCanary:
-    """Fixed inputs against what the stock model gave at the first load."""
-
-    @pytest.mark.parametrize(
-        "architecture", [LLAMA, "Gemma2ForCausalLM", "DebertaV2ForSequenceClassification"]
-    )
-    def test_passes(self, architecture: str, scorer_of: Scorers, tmp_path: Path) -> None:
-        """A healthy model passes, also against its record on disk."""
-        scorer = scorer_of(architecture)
-        scorer.canary = scorer.canary.remember(tmp_path / "deep" / "canary.json")
-
-        first = scorer.check_canary()
-        scorer.canary = scorer.canary.remember(tmp_path / "deep" / "canary.json")
-
-        assert first.passed
-        assert scorer.check_canary() == first
-
-    def test_drift(self, folder_of: Folders, tmp_path: Path) -> None:
-        """Weights that changed in memory are seen; a record of other weights is replaced."""
-        folder = make_tiny(tmp_path / "m", LLAMA, seed=7)
-        scorer = load_model("canary", ModelConfig(source=str(folder)))
-        assert isinstance(scorer, ModelScorer)
-        path = tmp_path / "canary.json"
-        other = load_model("other", ModelConfig(source=str(folder_of(LLAMA))))
-        assert isinstance(other, ModelScorer)
-        other.canary.remember(path)
-        scorer.canary = scorer.canary.remember(path)
-        assert scorer.check_canary().passed
-
-        with torch.inference_mode(mode=False), torch.no_grad():
-            next(scorer.network.backbone.module.parameters()).mul_(1.01)
-
-        assert not scorer.check_canary().passed
-        with torch.no_grad():
-            next(scorer.network.backbone.module.parameters()).fill_(float("nan"))
-        assert not scorer.check_canary().passed
-
-
 class TestLibraries:
     """What needs an optional library says so."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def run(scorer: ModelScorer, requests: list[ScoreRequest], *, packed: bool) -> l
     seed=st.integers(0, 5),
 )
 @SETTINGS
+@pytest.mark.timeout(300)
 def test_classification(  # noqa: PLR0917
     scorer_of: Scorers,
     reference_of: References,
@@ -116,6 +118,7 @@ def test_classification(  # noqa: PLR0917
     seed=st.integers(0, 5),
 )
 @SETTINGS
+@pytest.mark.timeout(300)
 def test_causal(  # noqa: PLR0917
     scorer_of: Scorers,
     reference_of: References,

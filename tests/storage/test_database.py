@@ -3,11 +3,12 @@
 import asyncio
 import sqlite3
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 
 from contract.errors import StoreUnavailableError
 from storage import database as database_module
@@ -190,6 +191,39 @@ async def test_sqlite_is_set_up_to_keep_its_word(sqlite_database: Database) -> N
         }
 
     assert values == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+async def test_no_value_shows_in_an_error(database: Database) -> None:
+    """Errors are logged, values are requests and secrets: an error has the statement alone."""
+    values = {"name": "t", "secret": "whsec_hidden"}
+    insert = text("INSERT INTO tenants VALUES (:name, :secret, 0)")
+    async with database.transaction() as tx:
+        await tx.execute(insert, values)
+
+    for parameters in (values, [values, values], {"name": None, "secret": "whsec_hidden"}):
+        with pytest.raises(IntegrityError) as caught:
+            async with database.transaction() as tx:
+                await tx.execute(insert, parameters)
+
+        logged = "".join(traceback.format_exception(caught.value))
+        assert "INSERT INTO tenants" in logged
+        assert "whsec_hidden" not in logged
+
+
+async def test_no_value_shows_in_a_drivers_error(postgres_url: str) -> None:
+    """A value that does not fit its column is quoted by the driver, and not by us."""
+    database = Database(postgres_url)
+    with pytest.raises(DBAPIError) as caught:
+        await run_sql(
+            database,
+            "INSERT INTO jobs (id, state) VALUES ('x', 'y') RETURNING CAST(:n AS integer)",
+            n=98765432123456,
+        )
+    await database.close()
+
+    logged = "".join(traceback.format_exception(caught.value))
+    assert "invalid input for query argument" in logged
+    assert "98765432123456" not in logged
 
 
 def _path(url: str) -> Path:

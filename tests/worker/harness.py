@@ -69,10 +69,11 @@ class Bench:
 
     async def submit(
         self,
-        *item_lists: Sequence[Sequence[int]],
+        *item_lists: Sequence[Sequence[int] | str],
         model: str = "sums",
         lane: Lane = Lane.NORMAL,
         hinted: bool = True,
+        parameters: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> list[str]:
         """Add one job per list of items; hint them unless told otherwise."""
@@ -81,7 +82,7 @@ class Bench:
                 tenant=TENANT,
                 model=model,
                 lane=lane,
-                request=msgspec.json.encode({"items": items, "model": model}),
+                request=msgspec.json.encode({"items": items, "model": model, **(parameters or {})}),
                 item_count=len(items),
                 estimated_tokens=sum(len(item) for item in items),
                 **extra,
@@ -141,12 +142,16 @@ class Bench:
 
         await self.wait_until(are_ready)
 
-    async def scores(self, row: JobRow) -> list[list[float]]:
-        """Return the stored scores, NaN where an item failed."""
-        tensor = next(tensor for tensor in row.tensors if tensor.name == "scores")
+    async def read(self, row: JobRow, name: str) -> "np.ndarray[Any, Any]":
+        """Return one of the job's float32 tensors."""
+        tensor = next(tensor for tensor in row.tensors if tensor.name == name)
         assert row.blob_key is not None
         raw = await self.blobs.get_range(row.blob_key, tensor.begin, tensor.end)
-        rows: list[list[float]] = np.frombuffer(raw, np.float32).reshape(tensor.shape).tolist()
+        return np.frombuffer(raw, np.float32).reshape(tensor.shape)
+
+    async def scores(self, row: JobRow) -> list[list[float]]:
+        """Return the stored scores, NaN where an item failed."""
+        rows: list[list[float]] = (await self.read(row, "scores")).tolist()
         return rows
 
     async def secret(self) -> str:

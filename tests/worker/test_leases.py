@@ -11,7 +11,7 @@ import pytest
 from contract.config import Settings
 from contract.jobs import JobState
 from storage import workers
-from storage.claims import ClaimedJob, claim_jobs
+from storage.claims import Claim, ClaimedJob, claim_jobs
 from storage.sweeps import reap_jobs
 from tests.worker.harness import Bench, heed, run_worker
 from tests.worker.scorers import ArithmeticScorer
@@ -83,7 +83,7 @@ async def test_what_is_held_is_renewed(bench: Bench, keeper: LeaseKeeper) -> Non
         reaped = await reap_jobs(tx, max_crashes=3, limit=9)
 
     assert (renewed, reaped.requeued) == (2, [])
-    assert keeper.alive(ids)
+    assert keeper.alive([Claim(job_id, 1) for job_id in ids])
 
 
 async def test_a_lost_job_is_given_up(bench: Bench, keeper: LeaseKeeper, news: News) -> None:
@@ -99,7 +99,7 @@ async def test_a_lost_job_is_given_up(bench: Bench, keeper: LeaseKeeper, news: N
     await wait_for(news.changed)
 
     assert (news.lost, news.cancelled) == ({ids[0]}, set())
-    assert [keeper.holds(job_id) for job_id in ids] == [False, True]
+    assert [keeper.holds(Claim(job_id, 1)) for job_id in ids] == [False, True]
 
 
 async def test_a_cancelled_job_is_heard_of(bench: Bench, keeper: LeaseKeeper, news: News) -> None:
@@ -112,11 +112,11 @@ async def test_a_cancelled_job_is_heard_of(bench: Bench, keeper: LeaseKeeper, ne
     await wait_for(news.changed)
 
     assert (news.lost, news.cancelled) == (set(), {job})
-    assert keeper.holds(job)
+    assert keeper.holds(Claim(job, 1))
 
 
-async def test_a_newer_claim_is_not_touched(bench: Bench, keeper: LeaseKeeper) -> None:
-    """News of an old attempt says nothing about the one that we hold since."""
+async def test_a_newer_claim_is_not_touched(bench: Bench, keeper: LeaseKeeper, news: News) -> None:
+    """News of an old attempt, and its end, say nothing about the one that we hold since."""
     [job] = await bench.submit([[1]])
     keeper.hold(await claim(bench, -1.0), since=time.monotonic())
     async with bench.database.transaction() as tx:
@@ -126,7 +126,11 @@ async def test_a_newer_claim_is_not_touched(bench: Bench, keeper: LeaseKeeper) -
     keeper.hold(await claim(bench, 60.0), since=time.monotonic())
 
     assert await renewing == 0
-    assert keeper.holds(job)
+    keeper.drop([Claim(job, 1)])
+
+    assert not keeper.holds(Claim(job, 1))
+    assert keeper.holds(Claim(job, 2))
+    assert not news.changed.is_set()
 
 
 async def test_an_unregistered_worker_hears_of_it(
@@ -159,13 +163,14 @@ async def test_held_jobs_die_by_our_own_clock(bench: Bench, keeper: LeaseKeeper)
     [job] = await bench.submit([[1]])
     jobs = await claim(bench, 60.0)
     keeper.hold(jobs, since=time.monotonic() - bench.settings.lease_s)
-    old = (keeper.alive([job]), keeper.holds(job))
+    held = Claim(job, 1)
+    old = (keeper.alive([held]), keeper.holds(held))
     keeper.hold(jobs, since=time.monotonic())
-    fresh = keeper.alive([job])
-    keeper.drop([job, "job_unknown"])
+    fresh = keeper.alive([held])
+    keeper.drop([held, Claim("job_unknown", 1)])
 
     assert (old, fresh) == ((False, True), True)
-    assert not keeper.alive([job])
+    assert not keeper.alive([held])
 
 
 async def test_the_keeper_outlives_its_database(settings: Settings, news: News) -> None:

@@ -176,7 +176,7 @@ async def test_a_job_that_is_known_to_be_lost_is_not_stored(rig: Rig) -> None:
     """What the heartbeat already called lost costs no blob and no statement."""
     await rig.bench.submit([[1]])
     works = await rig.score(await rig.claim())
-    rig.leases.drop([work.job.id for work in works])
+    rig.leases.drop([work.claim for work in works])
 
     conclusion = await rig.tasks.conclude(rig.scorer, works)
 
@@ -222,7 +222,7 @@ async def test_a_blob_store_that_stays_away_ends_the_wait_with_the_lease(rig: Ri
     works = await rig.score(await rig.claim())
     conclusion = await rig.tasks.conclude(rig.scorer, works)
     rig.blobs.faults = 1000
-    rig.leases.drop([job])
+    rig.leases.drop([work.claim for work in works])
 
     with pytest.raises(StoreUnavailableError):
         await rig.tasks.store(conclusion)

@@ -31,8 +31,10 @@ _BY_PROBLEM = {
 
 def apply_softmax(logits: NDArray[Any], *, temperature: float = 1.0) -> Doubles:
     """Return the softmax over the last axis of ``logits / temperature``."""
-    scaled = logits.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True, initial=-np.inf))
+    wide = logits.astype(np.float64)
+    below = wide - wide.max(axis=-1, keepdims=True, initial=-np.inf)
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the maximum to -inf
+        weights = np.exp(below / temperature)
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
@@ -43,11 +45,11 @@ def apply_sigmoid(logits: NDArray[Any]) -> Doubles:
     return np.where(wide >= 0, 1.0, small) / (1.0 + small)
 
 
-def activate(logits: NDArray[Any], activation: Activation) -> Doubles:
+def activate(logits: NDArray[Any], activation: Activation, *, temperature: float = 1.0) -> Doubles:
     """Apply ``activation``, which must not be ``MODEL``: that one is resolved by the caller."""
     match activation:
         case Activation.SOFTMAX:
-            return apply_softmax(logits)
+            return apply_softmax(logits, temperature=temperature)
         case Activation.SIGMOID:
             return apply_sigmoid(logits)
         case _:

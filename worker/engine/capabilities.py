@@ -21,6 +21,7 @@ from worker.engine.heads import ClassificationHead, Replay, detach_backbone, fin
 from worker.engine.network import Network
 from worker.engine.plan import plan_batch
 from worker.engine.pooling import Pooling
+from worker.engine.precision import held_in_float32
 from worker.engine.seam import Floats, Ids, Sequence
 
 __all__ = ["TOLERANCES", "Examined", "examine"]
@@ -46,24 +47,32 @@ class Examined:
     #: the sequences that were tried, and the stock model's logits for them
     probes: list[Ids] = field(default_factory=list)
     stock: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    #: the same in float32, where it was asked for and memory allowed it
+    reference: Floats | None = None
 
 
-def examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
+def examine(
+    model: Model, *, causal: bool, max_tokens: int, with_reference: bool = False
+) -> Examined:
     """Take ``model`` apart and find the fastest way to run it that gives its own numbers.
 
+    ``with_reference`` also runs the stock model in float32, whatever its dtype.
     Raises ``ModelLoadError`` where no way does.
     """
     try:
         with torch.inference_mode():
-            return _examine(model, causal=causal, max_tokens=max_tokens)
+            probes = _make_probes(model, max_tokens)
+            reference = _run_reference(model, probes, causal=causal) if with_reference else None
+            examined = _examine(model, probes, causal=causal)
+            examined.reference = reference
+            return examined
     except FAULTS as error:
         message = f"{type(model).__name__} cannot be served: {explain(error)}"
         raise ModelLoadError(message) from error
 
 
-def _examine(model: Model, *, causal: bool, max_tokens: int) -> Examined:
+def _examine(model: Model, probes: list[Ids], *, causal: bool) -> Examined:
     stock_attention: str = model.config._attn_implementation  # noqa: SLF001
-    probes = _make_probes(model, max_tokens)
     stock = _run_stock(model, probes, causal=causal)
     selective = install_selective(model) if causal else None
     backbone_module, replay = detach_backbone(model)
@@ -109,6 +118,14 @@ def _run_stock(model: Model, probes: list[Ids], *, causal: bool) -> Tensor:
         logits = model(input_ids=given, attention_mask=torch.ones_like(given)).logits
         rows.append(logits[0, -1] if causal else logits[0])
     return torch.stack(rows).float()
+
+
+def _run_reference(model: Model, probes: list[Ids], *, causal: bool) -> Floats | None:
+    with held_in_float32(model) as exact:
+        if not exact:
+            return None
+        stock = _run_stock(model, probes, causal=causal)
+        return copy_to_host([stock])[0].numpy().copy()
 
 
 def _find_head(

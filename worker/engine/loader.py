@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from pathlib import Path
 
 import torch
 import transformers
@@ -14,7 +15,7 @@ from contract.scores import Activation
 from worker.engine import packing
 from worker.engine.activations import read_default_activation
 from worker.engine.adapters import check_libraries, is_placed
-from worker.engine.canary import Canary
+from worker.engine.canary import Canary, find_record
 from worker.engine.capabilities import Examined, examine
 from worker.engine.deterministic import SOURCE, DeterministicScorer
 from worker.engine.foreign import FAULTS, Model, Tokenizer, explain
@@ -43,10 +44,12 @@ def set_up_threads(count: int | None = None) -> int:
     return wanted
 
 
-def load_model(name: str, config: ModelConfig) -> Scorer:
+def load_model(name: str, config: ModelConfig, canaries: Path | None = None) -> Scorer:
     """Return the scorer of one registry entry, ready on its device.
 
-    Raises ``ModelLoadError`` that says what is wrong with the checkpoint or the entry.
+    With the folder ``canaries``, what its fixed inputs give is recorded there at the first load
+    and held against the record at every other. Raises ``ModelLoadError`` that says what is wrong
+    with the checkpoint or the entry, or that the numbers have drifted.
     """
     if config.source == SOURCE:
         return DeterministicScorer(name, config)
@@ -67,7 +70,15 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
     model.eval().requires_grad_(requires_grad=False)
     width = model.get_input_embeddings().num_embeddings
     causal = path is ScoringPath.CAUSAL
-    examined = examine(model, causal=causal, max_tokens=max_tokens)
+    record = None
+    if canaries is not None:
+        record = find_record(canaries, checkpoint.fingerprint, name, config)
+    examined = examine(
+        model,
+        causal=causal,
+        max_tokens=max_tokens,
+        with_reference=record is not None and not record.exists(),
+    )
     description = _describe(name, config, model, examined, template, path, max_tokens)
     prompter = Prompter(
         tokenizer,
@@ -78,7 +89,20 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
     )
     receipt = describe_model(checkpoint, config, description, prompter)
     canary = Canary.of(examined, checkpoint.fingerprint)
-    return ModelScorer(examined.network, prompter, description, receipt, width=width, canary=canary)
+    if record is not None:
+        canary = canary.remember(record)
+    scorer = ModelScorer(
+        examined.network, prompter, description, receipt, width=width, canary=canary
+    )
+    if record is not None:
+        _check_canary(scorer)
+    return scorer
+
+
+def _check_canary(scorer: ModelScorer) -> None:
+    result = scorer.check_canary()
+    if not result.passed:
+        raise ModelLoadError(result.explain())
 
 
 class _quiet_transformers:  # noqa: N801  # a context manager that reads as a verb

@@ -69,7 +69,7 @@ def find_checkpoint(name: str, config: ModelConfig) -> Checkpoint:
         raise ModelLoadError(message)
     _check_tokenizer(name, folder)
     weights = _find_weights(name, folder, config)
-    return Checkpoint(name, folder, raw, weights, _fingerprint(weights))
+    return Checkpoint(name, folder, raw, weights, _fingerprint((*weights, *_list_adapter(config))))
 
 
 def choose_device(name: str, config: ModelConfig) -> torch.device:
@@ -180,6 +180,14 @@ def _find_weights(name: str, folder: Path, config: ModelConfig) -> tuple[Path, .
             message = f"{name}: {path} is corrupt or cut short: {error}"
             raise ModelLoadError(message) from error
     return weights or tuple(folder / pickle for pickle in pickles)
+
+
+def _list_adapter(config: ModelConfig) -> list[Path]:
+    """Return an adapter's files: merged, they are part of the weights."""
+    if config.adapter is None:
+        return []
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    return [path for name in names if (path := Path(config.adapter) / name).is_file()]
 
 
 def _fingerprint(weights: tuple[Path, ...]) -> str:

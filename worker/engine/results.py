@@ -90,12 +90,19 @@ def _match(
         found = next(left) if item.error is None else item.error
         if isinstance(found, ItemError):
             errors.append(ItemError(item.index, found.code, found.message))
-        elif np.isfinite(found.values).all():
+        elif _is_finite(found, item):
             rows[item.index] = found
         else:
             message = "the model yielded a number that is not finite for this item"
             errors.append(ItemError(item.index, NonFiniteScoreError.code, message))
     return rows, errors
+
+
+def _is_finite(reading: Reading, item: PreparedItem) -> bool:
+    read = [reading.values]
+    if item.sequence is not None and item.sequence.labels is not None and item.sequence.wants_mass:
+        read.append(np.array([reading.logsumexp], np.float32))
+    return all(bool(np.isfinite(values).all()) for values in read)
 
 
 def _count_labels(item: PreparedItem | None, prepared: PreparedJob, model: ModelDescription) -> int:
@@ -111,8 +118,10 @@ def _score_classes(
     for index, row in rows.items():
         logits[index] = row.values
     # rows without a reading stay NaN
-    scores = activate(logits, choose_activation(prepared.request, model)).astype(np.float32)
-    return {"scores": scores, "logits": logits}
+    request = prepared.request
+    activation = choose_activation(request, model)
+    scores = activate(logits, activation, temperature=request.temperature)
+    return {"scores": scores.astype(np.float32), "logits": logits}
 
 
 def _score_causal(prepared: PreparedJob, rows: dict[int, Reading], columns: int) -> dict[str, Any]:

@@ -11,13 +11,21 @@ import numpy as np
 from contract.errors import InputTooLongError, InvalidRequestError
 from contract.models import ModelDescription, ScoringPath, check_request
 from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts
-from worker.engine.canary import Canary, CanaryResult
+from worker.engine.canary import Canary
 from worker.engine.labels import name_labels, resolve_branches, resolve_labels
 from worker.engine.network import Network
 from worker.engine.prompts import Encoded, Prompter, check_input_ids
 from worker.engine.receipt import make_receipt
 from worker.engine.results import finish_job
-from worker.engine.seam import Ids, JobScores, PreparedItem, PreparedJob, Reading, Sequence
+from worker.engine.seam import (
+    CanaryResult,
+    Ids,
+    JobScores,
+    PreparedItem,
+    PreparedJob,
+    Reading,
+    Sequence,
+)
 from worker.engine.templates import Rendered
 
 __all__ = ["ModelScorer"]
@@ -75,7 +83,7 @@ class ModelScorer:
         return self.network.read(sequences)
 
     def check_canary(self) -> CanaryResult:
-        """Score the fixed inputs and compare with what they gave first; device thread only."""
+        """Score the fixed inputs and compare with what they gave first; see ``SelfChecking``."""
         causal = self._description.path is ScoringPath.CAUSAL
         return self.canary.check(self.forward, causal=causal)
 

@@ -7,18 +7,19 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.models import ModelDescription
+from contract.models import CANARY_DRIFT, ModelDescription
 from contract.scores import ItemError, ScoreRequest, TokenCounts, Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "CanaryResult",
     "Floats",
     "Ids",
     "JobScores",
@@ -26,6 +27,7 @@ __all__ = [
     "PreparedJob",
     "Reading",
     "Scorer",
+    "SelfChecking",
     "Sequence",
     "count_computed_tokens",
 ]
@@ -125,6 +127,29 @@ class JobScores:
     warnings: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """``difference`` from the expected logits, as a share of the largest of them."""
+
+    difference: float
+    tolerance: float
+    #: the file that holds what is expected, empty where there is none
+    record: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the model may go on taking jobs."""
+        return self.difference <= self.tolerance
+
+    def explain(self) -> str:
+        """Return the sentence for whoever finds the model out of service."""
+        kept = f", which {self.record} holds" if self.record else ""
+        return (
+            f"{CANARY_DRIFT}: the fixed inputs' logits differ from those of the first load{kept}, "
+            f"by {self.difference:.3g} of the largest; {self.tolerance:.3g} is tolerated"
+        )
+
+
 class Scorer(Protocol):
     """A loaded model."""
 
@@ -150,6 +175,15 @@ class Scorer(Protocol):
 
     def finish(self, prepared: PreparedJob, readings: Rows[Reading | ItemError]) -> JobScores:
         """Turn readings, one for each of ``prepared.sequences``, into the job's scores."""
+        ...
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A scorer that knows what a few fixed inputs must give."""
+
+    def check_canary(self) -> CanaryResult:
+        """Score them and compare; device thread only, raises as ``forward`` does."""
         ...
 
 
