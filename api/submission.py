@@ -15,7 +15,7 @@ from contract.errors import InvalidRequestError, TooLargeError
 from contract.jobs import Lane
 from contract.models import check_request
 from contract.scores import JobRequest, ScoreRequest
-from contract.webhooks import EventType
+from contract.webhooks import check_events
 from storage.jobs import NewJob
 
 __all__ = ["LIMITS", "estimate_tokens", "make_submission", "request_key"]
@@ -112,16 +112,8 @@ def _check_webhook(extras: JobRequest, settings: Settings) -> None:
     elif events is not None:
         message = "webhook_events without a webhook have no effect; name the webhook's URL"
         raise InvalidRequestError(message, param="webhook_events")
-    if events is None:
-        return
-    if not events:
-        message = "webhook_events is empty; leave it out to get every event"
-        raise InvalidRequestError(message, param="webhook_events")
-    known = {kind.value for kind in EventType}
-    for index, name in enumerate(events):
-        if name not in known:
-            message = f"there is no event {name[:100]!r}; there are: {', '.join(sorted(known))}"
-            raise InvalidRequestError(message, param=f"webhook_events[{index}]")
+    if events is not None:
+        check_events(events, param="webhook_events")
 
 
 def _check_metadata(extras: JobRequest) -> None:

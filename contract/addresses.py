@@ -63,12 +63,27 @@ _DENIED: tuple[tuple[Network, str], ...] = tuple(
     )
 )
 
+#: Ports of other protocols, which a request in HTTP might be made to speak: the list of browsers
+#: (https://fetch.spec.whatwg.org/#port-blocking) and what else listens on servers.
+_DENIED_PORTS = frozenset(
+    (
+        *(0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95),
+        *(101, 102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179),
+        *(389, 427, 445, 465, 512, 513, 514, 515, 526, 530, 531, 532, 540, 548, 554, 556, 563, 587),
+        *(601, 636, 873, 989, 990, 993, 995, 1433, 1521, 1719, 1720, 1723, 2049, 2375, 2376, 2379),
+        *(3306, 3389, 3659, 4045, 4190, 5060, 5061, 5432, 5672, 5900, 6000, 6379, 6443, 6566),
+        *(6665, 6666, 6667, 6668, 6669, 6679, 6697, 9042, 9200, 9300, 10080, 10250, 11211, 27017),
+    )
+)
 
-def is_denied(address: Address | str, allowed_networks: Iterable[Network] = ()) -> str | None:
+
+def is_denied(
+    address: Address | str, allowed_networks: Iterable[Network] = (), *, port: int | None = None
+) -> str | None:
     """Return why ``address`` must not be called, or None where it may.
 
-    An IPv4 address mapped into IPv6 is judged as the IPv4 address. ``allowed_networks`` win.
-    What is not an address at all is denied.
+    An IPv4 address mapped into IPv6 is judged as the IPv4 address. ``allowed_networks`` win, with
+    any port. What is not an address at all is denied.
     """
     try:
         judged = _unmap(ip_address(address))
@@ -76,6 +91,8 @@ def is_denied(address: Address | str, allowed_networks: Iterable[Network] = ()) 
         return "not an address"
     if any(judged in network for network in allowed_networks):
         return None
+    if port in _DENIED_PORTS:
+        return f"port {port}"
     for network, reason in _DENIED:
         if judged in network:
             return reason
@@ -107,8 +124,10 @@ def check_url(
     host = _normalise_host(parts.hostname or "", param)
     networks = tuple(allowed_networks)
     address = _literal_address(host, param)
-    if address is not None and (reason := is_denied(address, networks)):
+    if address is not None and (reason := is_denied(address, networks, port=parts.port)):
         _refuse(f"the URL's address is not allowed ({reason})", param)
+    if not networks and parts.port in _DENIED_PORTS:  # where any are listed, the address decides
+        _refuse(f"the URL's port is not allowed (port {parts.port})", param)
     if host == "localhost" or host.endswith(".localhost"):
         loopback = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
         if all(is_denied(candidate, networks) for candidate in loopback):

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_allowed_networks: str = ""
     webhook_timeout_s: _Positive = 15.0
     webhook_concurrency: _Count = 64
+    webhook_endpoint_concurrency: _Count = 8
 
     crash_at: str = ""
 

@@ -38,12 +38,13 @@ class _TextFormatter(logging.Formatter):
 def set_up_logging(*, level: str, style: str) -> None:
     """Send the root logger to standard error, as ``text`` or ``json`` lines.
 
-    arq logs every job's arguments at INFO, and aiohttp every request: both are kept to warnings.
+    arq logs every job's arguments at INFO, aiohttp every request, aiosqlite every statement with
+    its parameters: all are kept to warnings.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for chatty in ("arq.worker", "arq.jobs", "aiohttp.access", "httpx", "asyncio"):
+    for chatty in ("arq.worker", "arq.jobs", "aiohttp.access", "httpx", "asyncio", "aiosqlite"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import overload
 
-__all__ = ["render_moment"]
+__all__ = ["parse_moment", "render_moment"]
 
 
 @overload
@@ -16,3 +16,12 @@ def render_moment(seconds: float | None) -> str | None:
         return None
     moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_moment(text: str) -> float:
+    """Return the epoch seconds of an RFC 3339 moment with its zone. Raises ``ValueError``."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        message = "a moment needs its zone: end it with Z"
+        raise ValueError(message)
+    return moment.timestamp()

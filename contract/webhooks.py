@@ -14,10 +14,19 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import SignatureError
+from contract.errors import InvalidRequestError, SignatureError
 from contract.jobs import JobState
 
-__all__ = ["EVENT_OF_STATE", "Event", "EventType", "create_secret", "sign", "verify"]
+__all__ = [
+    "EVENT_OF_STATE",
+    "SUBSCRIBABLE",
+    "Event",
+    "EventType",
+    "check_events",
+    "create_secret",
+    "sign",
+    "verify",
+]
 
 _PREFIX = "whsec_"
 
@@ -30,6 +39,7 @@ class EventType(StrEnum):
     JOB_FAILED = "job.failed"  #: no item has a score
     JOB_CANCELLED = "job.cancelled"  #: stopped by the client
     JOB_EXPIRED = "job.expired"  #: its deadline in the queue passed
+    WEBHOOK_TEST = "webhook.test"  #: somebody asked for it, to see whether an endpoint works
 
 
 EVENT_OF_STATE: dict[JobState, EventType] = {
@@ -39,6 +49,10 @@ EVENT_OF_STATE: dict[JobState, EventType] = {
     JobState.CANCELLED: EventType.JOB_CANCELLED,
     JobState.EXPIRED: EventType.JOB_EXPIRED,
 }
+#: What a webhook may ask for; the test event comes to whom it is sent, asked for or not.
+SUBSCRIBABLE: tuple[EventType, ...] = tuple(
+    kind for kind in EventType if kind is not EventType.WEBHOOK_TEST
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +62,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: str
     sequence: int
     data: dict[str, Any]
+
+
+def check_events(names: Sequence[str], *, param: str) -> None:
+    """Raise ``InvalidRequestError`` unless ``names`` are some of ``SUBSCRIBABLE``, each once."""
+    if not names:
+        message = f"{param} is empty; leave it out to get every event"
+        raise InvalidRequestError(message, param=param)
+    known = sorted(kind.value for kind in SUBSCRIBABLE)
+    for index, name in enumerate(names):
+        if name not in known:
+            message = f"there is no event {name[:100]!r}; there are: {', '.join(known)}"
+            raise InvalidRequestError(message, param=f"{param}[{index}]")
+        if name in names[:index]:
+            message = f"{name} is named twice"
+            raise InvalidRequestError(message, param=f"{param}[{index}]")
 
 
 def create_secret() -> str:

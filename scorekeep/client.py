@@ -18,6 +18,7 @@ from contract.scores import Job, JobRequest, Scores
 from scorekeep.options import JobOptions
 from scorekeep.tensors import Framework, parse_tensor
 from scorekeep.transport import Answer, Transport, create_error
+from scorekeep.webhooks import Webhooks
 
 __all__ = ["DEFAULT_URL", "AsyncClient", "JobPage", "check_scored"]
 
@@ -73,6 +74,8 @@ class AsyncClient:
         self._transport = Transport(
             base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries
         )
+        #: Endpoints, the log of deliveries, sending again.
+        self.webhooks = Webhooks(self._transport)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
+from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
 
@@ -76,6 +77,11 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
+    webhooks = add("webhooks", "endpoints, the log of deliveries, sending again", _EXIT_CODES)
+    fill_webhooks(webhooks, runs, _add_service)
+    listen = add("listen", "receive events here, verify, print and forward them", _EXIT_CODES)
+    fill_listen(listen)
+    _add_service(listen)
     return parser
 
 

@@ -1,46 +1,52 @@
-"""Webhook deliveries: which are due, who is at them, and every attempt.
+"""Webhook deliveries: which are due, who is at them, and what came of every attempt.
 
-Claimed and fenced as jobs are: by an attempt number and a lease of the database's clock.
+Claimed and fenced as jobs are: by an attempt number and a lease of the database's clock. What an
+attempt says of its receiver and of its endpoint is recorded in the same transaction.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row
 
 from contract.webhooks import EventType
+from storage import receivers
+from storage.claiming_deliveries import CLAIM
 from storage.database import Transaction
+from storage.endpoints import end_pending, record_failures, record_successes
 from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, pack
-from storage.tables import delivery_attempts, jobs
+from storage.tables import jobs
+from storage.tenants import webhook_secrets
 
-__all__ = [
-    "AttemptRow",
-    "DeliveryAttempt",
-    "DeliveryRow",
-    "DueDelivery",
-    "claim_deliveries",
-    "list_deliveries",
-    "record_attempt",
-]
+__all__ = ["AttemptReport", "DeliveryAttempt", "DueDelivery", "claim_deliveries", "record_attempts"]
 
 _ANSWER_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueDelivery:
-    """One delivery in a worker's hands. ``attempt`` counts from 1; ``job`` is as it is now."""
+    """One delivery in a worker's hands. ``attempt`` counts from 1; ``job`` is as it is now.
+
+    ``failures`` are those since the ladder began, ``receiver_failures`` those of its receiver in a
+    row. ``endpoint_id`` is empty where the URL is the job's own. The newest secret is first.
+    """
 
     id: str
     attempt: int
+    failures: int
     url: str
     tenant: str
+    endpoint_id: str
+    receiver: str
+    receiver_failures: int
     event_id: str
     event_type: EventType
     event_at: float
     sequence: int
-    job: JobRow
+    job: JobRow | None
+    secrets: list[str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,156 +60,204 @@ class DeliveryAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRow(DeliveryAttempt):
-    """An attempt as recorded."""
+class AttemptReport:
+    """An attempt, and what is to follow.
 
-    attempt: int
-    created_at: float
+    Not delivered, it is tried again after ``next_attempt_s``; with none it is dead, and ``reason``
+    says why. ``is_gone`` disables the endpoint. The receiver is left alone for ``pause_s``; none
+    means that it works, though it refused this.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryRow:
-    """A delivery as stored, with its attempts, oldest first."""
-
-    id: str
-    event_id: str
-    job_id: str
-    url: str
-    state: Literal["pending", "delivered", "dead"]
-    created_at: float
-    due_at: float
-    finished_at: float | None
-    attempts: list[AttemptRow]
+    delivery: DueDelivery
+    attempt: DeliveryAttempt
+    delivered: bool
+    next_attempt_s: float | None = None
+    reason: str | None = None
+    is_gone: bool = False
+    pause_s: float | None = None
 
 
-async def claim_deliveries(
+async def claim_deliveries(  # each limits the claim
     tx: Transaction,
     *,
     worker: str,
     limit: int,
     lease_s: float,
-    busy_origins: Collection[str] = (),
+    places: int = 8,
+    busy: Mapping[str, int] | None = None,
 ) -> list[DueDelivery]:
     """Take up to ``limit`` deliveries that are due; another worker may take them after ``lease_s``.
 
-    ``lease_s`` must exceed the time that one attempt may take. URLs that start with one of
-    ``busy_origins`` are left for later, so that one slow receiver does not fill the page.
+    ``lease_s`` must exceed the time that one attempt may take. ``busy`` is how many the worker has
+    in flight by receiver: with what is taken, none has more than ``places``, and one whose last
+    attempts failed has one. Those of an endpoint that is disabled or gone end here.
     """
-    busy = pack({"origin": origin} for origin in sorted(busy_origins))
-    parameters = {"worker": worker, "limit": limit, "lease_s": lease_s, "rows": busy}
-    claimed = (await execute(tx, _CLAIM, parameters)).all()
-    if not claimed:
-        return []
-    query = select_jobs(payload=True).where(jobs.c.id.in_({row.job_id for row in claimed}))
-    found = {row.id: parse_job(row) for row in await tx.execute(query)}
-    due = [
-        DueDelivery(
-            id=row.id,
-            attempt=row.attempt,
-            url=row.url,
-            tenant=row.tenant,
-            event_id=row.event_id,
-            event_type=EventType(row.type),
-            event_at=row.event_at,
-            sequence=row.sequence,
-            job=found[row.job_id],
-        )
-        for row in claimed
-    ]
-    return sorted(due, key=lambda delivery: delivery.sequence)
+    rows = pack({"name": name, "busy": count} for name, count in sorted((busy or {}).items()))
+    parameters = {"worker": worker, "limit": limit, "lease_s": lease_s, "places": places}
+    claimed = await execute(tx, CLAIM[tx.dialect.name], parameters | {"rows": rows})
+    ids = pack({"id": row.id} for row in claimed)
+    found = (await execute(tx, _DESCRIBE, {"rows": ids})).all() if ids != "[]" else []
+    stale = [row for row in found if row.endpoint_id and not row.is_enabled]
+    if stale:
+        await execute(tx, _END, {"rows": pack({"id": row.id} for row in stale)})
+    due = [row for row in found if not row.endpoint_id or row.is_enabled]
+    held = await _find_jobs(tx, {row.job_id for row in due if row.job_id})
+    own = {row.tenant for row in due if not row.endpoint_id}
+    secrets = {tenant: await webhook_secrets(tx, tenant) for tenant in sorted(own)}
+    return [_parse_due(row, held, secrets) for row in due]
 
 
-async def record_attempt(
-    tx: Transaction,
-    delivery: DueDelivery,
-    attempt: DeliveryAttempt,
-    *,
-    delivered: bool,
-    next_attempt_s: float | None = None,
-) -> bool:
-    """Record what came of an attempt; false if another worker has the delivery meanwhile.
+async def record_attempts(
+    tx: Transaction, reports: Sequence[AttemptReport], *, hopeless_s: float
+) -> set[str]:
+    """Record what came of attempts; return the ids of the deliveries that were still ours.
 
-    Not delivered, it is tried again after ``next_attempt_s``; with none it is dead.
+    An endpoint that answers 410, or has only failed for ``hopeless_s``, is disabled with the
+    reason, and what was pending for it ends; so does what is pending for a URL of a job.
     """
-    state = "delivered" if delivered else "dead" if next_attempt_s is None else "pending"
-    parameters: dict[str, Any] = {
-        "id": delivery.id,
-        "attempt": delivery.attempt,
-        "state": state,
-        "finished": int(state != "pending"),
-        "next_s": next_attempt_s or 0.0,
-    }
-    if (await execute(tx, _RECORD, parameters)).one_or_none() is None:
-        return False
-    values = {
-        "id": delivery.id,
-        "attempt": delivery.attempt,
-        "status": attempt.status,
-        "latency_s": attempt.latency_s,
-        "error": _clean(attempt.error),
-        "answer": _clean(attempt.answer),
-    }
-    await execute(tx, _ADD_ATTEMPT, values)
-    return True
-
-
-async def list_deliveries(tx: Transaction, tenant: str, job_id: str) -> list[DeliveryRow]:
-    """Return the deliveries of one job with every attempt, oldest first."""
-    parameters = {"tenant": tenant, "job_id": job_id}
-    rows = (await execute(tx, _LIST, parameters)).all()
-    query = (
-        select(delivery_attempts)
-        .where(delivery_attempts.c.delivery_id.in_({row.id for row in rows}))
-        .order_by(delivery_attempts.c.attempt)
+    if not reports:
+        return set()
+    await record_successes(tx, _endpoints_of(reports, delivered=True))
+    disabled = await record_failures(
+        tx,
+        _endpoints_of(reports, delivered=False),
+        gone={r.delivery.endpoint_id for r in reports if r.is_gone and r.delivery.endpoint_id},
+        hopeless_s=hopeless_s,
     )
-    attempts: dict[str, list[AttemptRow]] = {row.id: [] for row in rows}
-    for row in await tx.execute(query):
-        attempts[row.delivery_id].append(
-            AttemptRow(
-                attempt=row.attempt,
-                created_at=row.created_at,
-                status=row.status,
-                latency_s=row.latency_s,
-                error=row.error,
-                answer=row.answer,
-            )
+    hopeless = await _record_receivers(tx, reports, hopeless_s)
+    kept = await _record(tx, reports)
+    await end_pending(tx, disabled)
+    await receivers.end_hopeless(tx, hopeless)
+    return kept
+
+
+def _endpoints_of(reports: Iterable[AttemptReport], *, delivered: bool) -> set[str]:
+    return {
+        report.delivery.endpoint_id
+        for report in reports
+        if report.delivered is delivered and report.delivery.endpoint_id
+    }
+
+
+async def _record_receivers(
+    tx: Transaction, reports: Sequence[AttemptReport], hopeless_s: float
+) -> list[str]:
+    """Clear those that took something, pause those that only failed; return the hopeless ones."""
+    well = {report.delivery.receiver for report in reports if report.delivered}
+    await receivers.clear_failures(tx, well)
+    failures = [
+        receivers.Failure(
+            report.delivery.receiver, report.delivery.receiver_failures + 1, report.pause_s
         )
-    return [DeliveryRow(**row._mapping, attempts=attempts[row.id]) for row in rows]  # noqa: SLF001
+        for report in reports
+        if report.pause_s is not None and report.delivery.receiver not in well
+    ]
+    return await receivers.record_failures(tx, failures, hopeless_s=hopeless_s)
 
 
-def _clean(answer: str | None) -> str | None:
-    """Cut to what is kept, without the character that PostgreSQL refuses."""
-    return None if answer is None else answer[:_ANSWER_CHARACTERS].replace("\0", "\ufffd")
+async def _record(tx: Transaction, reports: Sequence[AttemptReport]) -> set[str]:
+    rows = {report.delivery.id: _render(report) for report in reports}
+    kept = set((await execute(tx, _RECORD, {"rows": pack(rows.values())})).scalars())
+    if kept:
+        fresh = pack(row for key, row in rows.items() if key in kept)
+        await execute(tx, _ADD_ATTEMPTS, {"rows": fresh})
+    return kept
 
 
-_CLAIM = """
-WITH due AS MATERIALIZED (
-    SELECT d.id AS due_id FROM deliveries d
-    WHERE d.state = 'pending' AND d.due_at <= {now} AND NOT EXISTS (
-        SELECT 1 FROM {rows(origin text)} b
-        WHERE substr(d.url, 1, length(b.origin)) = b.origin)
-    ORDER BY d.due_at LIMIT :limit {skip d})
-UPDATE deliveries SET attempt = attempt + 1, worker = :worker, due_at = {now} + :lease_s
-FROM due WHERE deliveries.id = due_id
-RETURNING id, attempt, url, tenant, job_id, event_id,
-    (SELECT e.type FROM events e WHERE e.id = event_id) AS type,
-    (SELECT e.created_at FROM events e WHERE e.id = event_id) AS event_at,
-    (SELECT e.sequence FROM events e WHERE e.id = event_id) AS sequence
+def _render(report: AttemptReport) -> dict[str, Any]:
+    state = "pending"
+    if report.delivered:
+        state = "delivered"
+    elif report.next_attempt_s is None:
+        state = "dead"
+    return {
+        "id": report.delivery.id,
+        "attempt": report.delivery.attempt,
+        "new_state": state,
+        "failed": int(not report.delivered),
+        "next_s": report.next_attempt_s or 0.0,
+        "new_reason": report.reason if state == "dead" else None,
+        "status": report.attempt.status,
+        "latency_s": report.attempt.latency_s,
+        "error": _clean(report.attempt.error),
+        "answer": _clean(report.attempt.answer),
+    }
+
+
+async def _find_jobs(tx: Transaction, ids: set[str]) -> dict[str, JobRow]:
+    if not ids:
+        return {}
+    query = select_jobs(payload=True).where(jobs.c.id.in_(ids))
+    return {row.id: parse_job(row) for row in await tx.execute(query)}
+
+
+def _parse_due(
+    row: Row[Any], held: Mapping[str, JobRow], secrets: Mapping[str, list[str]]
+) -> DueDelivery:
+    own = [row.secret, row.old_secret] if row.old_secret_is_valid else [row.secret]
+    return DueDelivery(
+        id=row.id,
+        attempt=row.attempt,
+        failures=row.failures,
+        url=row.url,
+        tenant=row.tenant,
+        endpoint_id=row.endpoint_id,
+        receiver=row.receiver,
+        receiver_failures=row.receiver_failures,
+        event_id=row.event_id,
+        event_type=EventType(row.type),
+        event_at=row.event_at,
+        sequence=row.sequence,
+        job=held[row.job_id] if row.job_id else None,
+        secrets=own if row.endpoint_id else secrets[row.tenant],
+    )
+
+
+def _clean(text: str | None) -> str | None:
+    """Cut to what is kept, without the characters that databases refuse."""
+    if text is None:
+        return None
+    plain = text[:_ANSWER_CHARACTERS].replace("\0", "\ufffd")
+    return plain.encode(errors="replace").decode()
+
+
+_DESCRIBE = """
+SELECT d.id, d.attempt, d.failures, d.url, d.tenant, d.endpoint_id, d.receiver, d.job_id,
+    d.event_id, e.type, e.created_at AS event_at, e.sequence,
+    p.id IS NOT NULL AND p.disabled_at IS NULL AS is_enabled, p.secret, p.old_secret,
+    p.old_secret IS NOT NULL AND p.old_secret_until_at > {now} AS old_secret_is_valid,
+    coalesce(r.failures, 0) AS receiver_failures
+FROM {rows(id text)} c JOIN deliveries d ON d.id = c.id JOIN events e ON e.id = d.event_id
+LEFT JOIN webhook_endpoints p ON p.id = d.endpoint_id
+LEFT JOIN receivers r ON r.name = d.receiver
+ORDER BY e.sequence
 """
 
-_RECORD = """
-UPDATE deliveries SET state = :state, due_at = {now} + :next_s,
-    finished_at = CASE WHEN :finished = 1 THEN {now} END
-WHERE id = :id AND attempt = :attempt AND state = 'pending'
+_END = """
+UPDATE deliveries SET state = 'dead', worker = NULL, finished_at = {now},
+    reason = 'the endpoint is disabled or deleted'
+WHERE id IN (SELECT id FROM {rows(id text)} c)
+"""
+
+_ROWS = (
+    "id text, attempt integer, new_state text, failed integer, next_s real, new_reason text, "
+    "status integer, latency_s real, error text, answer text"
+)
+
+_RECORD = f"""
+WITH held AS MATERIALIZED (
+    SELECT d.id AS held_id, c.new_state, c.failed, c.next_s, c.new_reason
+    FROM deliveries d JOIN {{rows({_ROWS})}} c ON c.id = d.id AND c.attempt = d.attempt
+    WHERE d.state = 'pending' AND d.worker IS NOT NULL  -- none: recorded already
+    ORDER BY d.id {{lock d}})
+UPDATE deliveries SET state = new_state, failures = failures + failed, worker = NULL,
+    due_at = {{now}} + next_s, reason = new_reason,
+    finished_at = CASE WHEN new_state = 'pending' THEN NULL ELSE {{now}} END
+FROM held WHERE deliveries.id = held_id
 RETURNING id
-"""
+"""  # noqa: S608  # constants of ours
 
-_ADD_ATTEMPT = """
+_ADD_ATTEMPTS = f"""
 INSERT INTO delivery_attempts (delivery_id, attempt, created_at, status, latency_s, error, answer)
-VALUES (:id, :attempt, {now}, :status, :latency_s, :error, :answer)
-"""
-
-_LIST = """
-SELECT id, event_id, job_id, url, state, created_at, due_at, finished_at FROM deliveries
-WHERE job_id = :job_id AND tenant = :tenant ORDER BY id
-"""
+SELECT id, attempt, {{now}}, status, latency_s, error, answer FROM {{rows({_ROWS})}} c
+"""  # noqa: S608  # constants of ours

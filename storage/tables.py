@@ -30,7 +30,9 @@ __all__ = [
     "jobs",
     "metadata",
     "receipts",
+    "receivers",
     "tenants",
+    "webhook_endpoints",
     "workers",
 ]
 
@@ -133,7 +135,7 @@ events = Table(
     metadata,
     Column("sequence", _Sequence, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
-    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE")),  # none: not about a job
     Column("generation", Integer, nullable=False),
     Column("tenant", Text, nullable=False),
     Column("type", Text, nullable=False),
@@ -147,18 +149,58 @@ deliveries = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
-    Column("job_id", Text, nullable=False),
+    Column("job_id", Text),
     Column("tenant", Text, nullable=False),
+    Column(
+        "endpoint_id", Text, nullable=False, server_default=text("''")
+    ),  # empty: the job's own URL
     Column("url", Text, nullable=False),
+    Column(
+        "receiver", Text, nullable=False, server_default=text("''")
+    ),  # tenant and origin of the URL
     Column("state", Text, nullable=False),  # pending, delivered, dead
     Column("attempt", Integer, nullable=False),  # the fencing number
-    Column("worker", Text),
+    Column("failures", Integer, nullable=False, server_default=text("0")),  # steps up the ladder
+    Column("worker", Text),  # who is at it now
     Column("created_at", Float(53), nullable=False),
     Column("due_at", Float(53), nullable=False),  # while claimed: the lease's end
     Column("finished_at", Float(53)),
-    UniqueConstraint("event_id", "url"),
+    Column("reason", Text),  # why it is dead
+    UniqueConstraint("event_id", "endpoint_id"),
     Index("ix_deliveries_job_id", "job_id"),
-    _partial("ix_deliveries_pending", "due_at", where="state = 'pending'"),
+    Index("ix_deliveries_tenant_created_at", "tenant", "created_at"),
+    _partial("ix_deliveries_endpoint", "endpoint_id", "id", where="endpoint_id <> ''"),
+    # The claim's index: a loose scan of it finds the receivers, and of each what is due first.
+    _partial("ix_deliveries_pending", "receiver", "due_at", where="state = 'pending'"),
+)
+
+#: Receivers whose last attempts failed, and until when they are left alone; the others have no row.
+receivers = Table(
+    "receivers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("failures", Integer, nullable=False),
+    Column("failing_since_at", Float(53), nullable=False),
+    Column("paused_until_at", Float(53), nullable=False),
+)
+
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("events", Text),  # none: all of them
+    Column("secret", Text, nullable=False),
+    Column("old_secret", Text),
+    Column("old_secret_until_at", Float(53)),
+    Column("created_at", Float(53), nullable=False),
+    Column("updated_at", Float(53), nullable=False),
+    Column("failing_since_at", Float(53)),  # the first failure since the last success
+    Column("disabled_at", Float(53)),
+    Column("disabled_reason", Text),
+    Index("ix_webhook_endpoints_tenant_id", "tenant", "id"),
 )
 
 delivery_attempts = Table(
@@ -203,6 +245,8 @@ tenants = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("webhook_secret", Text, nullable=False),
+    Column("old_webhook_secret", Text),
+    Column("old_webhook_secret_until_at", Float(53)),
     Column("created_at", Float(53), nullable=False),
 )
 

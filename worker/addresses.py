@@ -50,7 +50,8 @@ def create_socket_factory(networks: Iterable[Network], open_socket: SocketFactor
     allowed = tuple(networks)
 
     def open_checked(info: AddrInfoType) -> socket.socket:
-        reason = is_denied(_address_of(info[4]), allowed)
+        address, port = _address_of(info[4])
+        reason = is_denied(address, allowed, port=port)
         if reason is not None:
             message = f"webhooks may not call this address ({reason})"
             raise AddressDeniedError(message)
@@ -64,5 +65,5 @@ def _open_socket(info: AddrInfoType) -> socket.socket:
     return socket.socket(family=family, type=kind, proto=protocol)
 
 
-def _address_of(where: tuple[Any, ...]) -> str:
-    return str(where[0])
+def _address_of(where: tuple[Any, ...]) -> tuple[str, int]:
+    return str(where[0]), int(where[1])

@@ -33,10 +33,13 @@ async def render_body(settings: Settings, blobs: BlobStore, delivery: DueDeliver
 
     Scores are in it when they are small; hidden states are always behind a link.
     """
-    data = _describe_job(settings, delivery.job)
-    result = _parse_result(delivery.job)
-    if delivery.job.state in {JobState.SUCCEEDED, JobState.PARTIAL}:
-        scores = await _read_scores(blobs, delivery.job, result)
+    job = delivery.job
+    if job is None:
+        return _encode(delivery, {"object": "test", "endpoint": delivery.endpoint_id})
+    data = _describe_job(settings, job)
+    result = _parse_result(job)
+    if job.state in {JobState.SUCCEEDED, JobState.PARTIAL}:
+        scores = await _read_scores(blobs, job, result)
         optional = {"labels": result.labels, "scores": scores, "errors": result.errors}
         data.update({name: value for name, value in optional.items() if value is not None})
     body = _encode(delivery, data)

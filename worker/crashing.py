@@ -4,15 +4,17 @@ import os
 
 __all__ = ["CRASH_POINTS", "crash_here"]
 
-#: In the order of a job's way. ``after_event`` is after a webhook was answered and before that is
-#: recorded.
+#: In the order of a job's way. ``before_event`` is before a webhook is sent, ``after_event`` after
+#: it was answered and before that is recorded, ``after_record`` after that.
 CRASH_POINTS = (
     "after_claim",
     "after_forward",
     "after_blob",
     "before_commit",
     "after_commit",
+    "before_event",
     "after_event",
+    "after_record",
 )
 _KILLED = 137
 

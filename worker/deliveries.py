@@ -1,8 +1,9 @@
 """Delivers events: claim, sign, POST, record, and again until the receiver took it.
 
 Needs no model and no torch. A delivery is claimed and fenced like a job, so any number of
-processes may deliver; the event's id is the same at every attempt. A receiver that is slow
-takes up its own places only.
+processes may deliver; the event's id is the same at every attempt. A receiver that is slow or down
+takes up its own places only: never more than ``webhook_endpoint_concurrency`` of this process, and
+one while it fails.
 """
 
 import asyncio
@@ -10,8 +11,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from aiohttp import ClientSession
 
@@ -19,30 +18,23 @@ from contract.config import Settings
 from contract.errors import StoreUnavailableError
 from storage.database import Transaction
 from storage.deliveries import (
+    AttemptReport,
     DeliveryAttempt,
     DueDelivery,
     claim_deliveries,
-    record_attempt,
+    record_attempts,
 )
-from storage.tenants import webhook_secrets
 from worker.bodies import render_body
 from worker.crashing import crash_here
 from worker.stores import Stores
-from worker.webhooks import Attempt, choose_delay_s, post
+from worker.webhooks import HOPELESS_S, Attempt, choose_delay_s, choose_pause_s, post
 
 __all__ = ["Deliverer"]
 
 _LOG = logging.getLogger(__name__)
-#: The share of all places that one receiver may take.
-_ORIGIN_SHARE = 8
 _KEPT_ANSWER_BYTES = 2048
+_FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    delivery: DueDelivery
-    attempt: Attempt
 
 
 class Deliverer:
@@ -64,12 +56,12 @@ class Deliverer:
         self._session = session
         self._worker = worker
         self._wake = asyncio.Event()
-        self._reported = asyncio.Event()
         self._stopping = False
-        self._closed = False
+        #: By receiver, what is claimed and not yet recorded: a place is free after the record, so
+        #: that the claim knows how the last attempt went.
         self._busy: Counter[str] = Counter()
-        self._reports: list[_Report] = []
-        self._origin_places = max(1, settings.webhook_concurrency // _ORIGIN_SHARE)
+        self._reports: list[AttemptReport] = []
+        self._backoff_s = _FIRST_BACKOFF_S
         #: Longer than an attempt can take: what is not recorded by then is somebody else's.
         self._lease_s = settings.webhook_timeout_s * 2 + settings.lease_s
 
@@ -84,134 +76,115 @@ class Deliverer:
 
     async def run(self) -> None:
         """Deliver until ``stop``, then until what is in flight is recorded."""
-        async with asyncio.TaskGroup() as recording:
-            recording.create_task(self._record_all())
-            async with asyncio.TaskGroup() as attempts:
-                while not self._stopping:
-                    self._wake.clear()
-                    due = await self._claim()
-                    for delivery, secrets in due:
-                        attempts.create_task(self._deliver(delivery, secrets))
-                    if not due:
-                        await self._sleep()
-            self._closed = True
-            self._reported.set()
+        async with asyncio.TaskGroup() as attempts:
+            while not self._stopping or self._busy:
+                self._wake.clear()
+                for delivery in await self._turn():
+                    attempts.create_task(self._deliver(delivery))
+                await self._sleep()
 
     async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.sweep_s):
                 await self._wake.wait()
 
-    async def _claim(self) -> list[tuple[DueDelivery, list[str]]]:
-        free = self._settings.webhook_concurrency - self._busy.total()
-        if free <= 0:
-            return []
-        busy = [origin for origin, count in self._busy.items() if count >= self._origin_places]
+    async def _turn(self) -> list[DueDelivery]:
+        """Record what came back and claim what is due, in one commit; the next turn repeats it."""
+        reports, self._reports = self._reports, []
+        busy = self._busy - Counter(report.delivery.receiver for report in reports)
+        due: list[DueDelivery] = []
         try:
             async with self._database.transaction() as tx:
-                due = await claim_deliveries(
-                    tx,
-                    worker=self._worker,
-                    limit=min(free, self._origin_places),
-                    lease_s=self._lease_s,
-                    busy_origins=busy,
-                )
-                secrets = {d.tenant: await webhook_secrets(tx, d.tenant) for d in due}
-        except StoreUnavailableError as error:  # the next sweep tries again
-            _LOG.warning("no delivery claimed", extra={"reason": error.message})
-            return []
-        self._busy.update(_origin_of(delivery) for delivery in due)
-        return [(delivery, secrets[delivery.tenant]) for delivery in due]
-
-    async def _deliver(self, delivery: DueDelivery, secrets: Sequence[str]) -> None:
-        try:
-            attempt = await self._attempt(delivery, secrets)
-            crash_here("after_event", self._settings.crash_at)
-            self._reports.append(_Report(delivery, attempt))
-            self._reported.set()
-        except Exception:  # noqa: BLE001  # the claim ends, and the delivery is due again
-            _LOG.exception("delivery raised", extra={"delivery": delivery.id})
-        finally:
-            origin = _origin_of(delivery)
-            self._busy[origin] -= 1
-            if self._busy[origin] <= 0:
-                del self._busy[origin]
+                kept = await record_attempts(tx, reports, hopeless_s=HOPELESS_S)
+                if not self._stopping:
+                    due = await self._claim(tx, busy)
+        except StoreUnavailableError as error:
+            _LOG.warning("deliveries wait for the store", extra={"reason": error.message})
+            self._reports += reports
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(self._backoff_s * 2, _LONGEST_BACKOFF_S)
             self._wake.set()
+            return []
+        self._backoff_s = _FIRST_BACKOFF_S
+        if reports:
+            crash_here("after_record", self._settings.crash_at)
+        self._note(reports, kept)
+        self._busy = busy + Counter(delivery.receiver for delivery in due)
+        return due
 
-    async def _attempt(self, delivery: DueDelivery, secrets: Sequence[str]) -> Attempt:
+    async def _claim(self, tx: Transaction, busy: Counter[str]) -> list[DueDelivery]:
+        free = self._settings.webhook_concurrency - busy.total()
+        if free <= 0:
+            return []
+        return await claim_deliveries(
+            tx,
+            worker=self._worker,
+            limit=free,
+            lease_s=self._lease_s,
+            places=self._settings.webhook_endpoint_concurrency,
+            busy=busy,
+        )
+
+    async def _deliver(self, delivery: DueDelivery) -> None:
+        try:
+            attempt = await self._attempt(delivery)
+        except Exception as error:  # noqa: BLE001  # recorded as any failure: the ladder bounds it
+            _LOG.exception("delivery raised", extra={"delivery": delivery.id})
+            attempt = Attempt(0.0, error=f"an error of ours: {type(error).__name__}")
+        crash_here("after_event", self._settings.crash_at)
+        self._reports.append(_report(delivery, attempt))
+        self._wake.set()
+
+    async def _attempt(self, delivery: DueDelivery) -> Attempt:
         body = await render_body(self._settings, self._blobs, delivery)
+        crash_here("before_event", self._settings.crash_at)
         return await post(
             self._session,
             self._settings,
             url=delivery.url,
             event_id=delivery.event_id,
             body=body,
-            secrets=secrets,
+            secrets=delivery.secrets,
         )
 
-    async def _record_all(self) -> None:
-        """Record until ``run`` is over and nothing is left."""
-        while not self._closed or self._reports:
-            await self._reported.wait()
-            self._reported.clear()
-            await self._record_batch()
-
-    async def _record_batch(self) -> None:
-        """Write all that is reported in one transaction; kept until the store takes it."""
-        reports, self._reports = self._reports, []
-        backoff_s = 0.1
-        while reports:
-            try:
-                async with self._database.transaction() as tx:
-                    for report in reports:
-                        await self._record(tx, report)
-            except StoreUnavailableError as error:
-                _LOG.warning("attempts not recorded", extra={"reason": error.message})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
-            else:
-                break
+    def _note(self, reports: Sequence[AttemptReport], kept: set[str]) -> None:
         self.attempts += len(reports)
-        self.delivered += sum(report.attempt.delivered for report in reports)
-        self._wake.set()
+        self.delivered += sum(report.delivered for report in reports)
+        for report in reports:
+            if not report.delivered:
+                _LOG.info(
+                    "webhook not delivered",
+                    extra={
+                        "delivery": report.delivery.id,
+                        "attempt": report.delivery.attempt,
+                        "status": report.attempt.status,
+                        "reason": report.attempt.error,
+                        "next_s": report.next_attempt_s,
+                        "fenced": report.delivery.id not in kept,
+                    },
+                )
 
-    async def _record(self, tx: Transaction, report: _Report) -> None:
-        attempt, delivery = report.attempt, report.delivery
-        next_s = None
-        if not attempt.delivered and not attempt.final:
-            next_s = choose_delay_s(delivery.attempt, attempt.retry_after_s)
-        kept = await record_attempt(
-            tx,
-            delivery,
-            DeliveryAttempt(
-                status=attempt.status,
-                latency_s=attempt.latency_s,
-                error=attempt.error,
-                answer=_render_answer(attempt.answer),
-            ),
-            next_attempt_s=next_s,
-            delivered=attempt.delivered,
-        )
-        if not attempt.delivered:
-            _LOG.info(
-                "webhook not delivered",
-                extra={
-                    "delivery": delivery.id,
-                    "attempt": delivery.attempt,
-                    "status": attempt.status,
-                    "reason": attempt.error,
-                    "next_s": next_s,
-                    "fenced": not kept,
-                },
-            )
+
+def _report(delivery: DueDelivery, attempt: Attempt) -> AttemptReport:
+    next_s = None
+    if not attempt.delivered and not attempt.final:
+        next_s = choose_delay_s(delivery.failures + 1, attempt.retry_after_s)
+    return AttemptReport(
+        delivery=delivery,
+        attempt=DeliveryAttempt(
+            status=attempt.status,
+            latency_s=attempt.latency_s,
+            error=attempt.error,
+            answer=_render_answer(attempt.answer),
+        ),
+        delivered=attempt.delivered,
+        next_attempt_s=next_s,
+        reason=attempt.error if attempt.final else "every attempt failed",
+        is_gone=attempt.is_gone,
+        pause_s=choose_pause_s(delivery.receiver_failures + 1, attempt),
+    )
 
 
 def _render_answer(answer: bytes) -> str:
-    """Return the first 2 kB as text that every database takes."""
-    return answer[:_KEPT_ANSWER_BYTES].decode(errors="replace").replace("\0", "\ufffd")
-
-
-def _origin_of(delivery: DueDelivery) -> str:
-    """Return scheme, host and port: what shares its places."""
-    parts = urlsplit(delivery.url)
-    return f"{parts.scheme}://{parts.netloc}"
+    """Return the first 2 kB as text."""
+    return answer[:_KEPT_ANSWER_BYTES].decode(errors="replace")

@@ -26,7 +26,15 @@ from contract.errors import AddressRefusedError
 from contract.webhooks import sign
 from worker.addresses import AddressDeniedError, SocketFactory, create_connector
 
-__all__ = ["LADDER_S", "Attempt", "choose_delay_s", "open_session", "post"]
+__all__ = [
+    "HOPELESS_S",
+    "LADDER_S",
+    "Attempt",
+    "choose_delay_s",
+    "choose_pause_s",
+    "open_session",
+    "post",
+]
 
 _HOUR_S = 3600.0
 #: Seconds between one attempt and the next; the first is at once. Ten attempts over about 3 days.
@@ -41,11 +49,20 @@ LADDER_S: tuple[float, ...] = (
     20 * _HOUR_S,
     24 * _HOUR_S,
 )
+#: What has only failed for so long is not tried any more: five days.
+HOPELESS_S = 120 * _HOUR_S
 _JITTER = 0.2
+#: A failing receiver rests after each failure in a row twice as long, between these.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+#: The longest that one ``Retry-After`` keeps a receiver's other events waiting.
+_LONGEST_ASKED_PAUSE_S = _HOUR_S
 _MAX_RETRY_AFTER_S = 24 * _HOUR_S
 _ANSWER_BYTES = 16 * 1024
 #: Statuses whose ``Retry-After`` is a request to slow down.
 _THROTTLED = frozenset({429, 502, 503, 504})
+#: Statuses under 500 that say that the receiver itself cannot now, whatever the event.
+_UNABLE = frozenset({408, 425, 429})
 _GONE = 410
 
 
@@ -67,6 +84,16 @@ class Attempt:
     def delivered(self) -> bool:
         """Whether the receiver took the event: any 2xx."""
         return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver asked for no more events."""
+        return self.status == _GONE
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether the receiver is down, too slow, or asks for a pause; not that it refuses this."""
+        return self.status is None or self.status >= 500 or self.status in _UNABLE
 
 
 def open_session(settings: Settings, open_socket: SocketFactory | None = None) -> ClientSession:
@@ -123,15 +150,30 @@ async def post(
         return Attempt(time.monotonic() - started_at, error=_describe(error), final=hopeless)
 
 
-def choose_delay_s(attempt: int, retry_after_s: float | None) -> float | None:
-    """Return the seconds until the attempt after number ``attempt`` (from 1), or None for never.
+def choose_delay_s(failures: int, retry_after_s: float | None) -> float | None:
+    """Return the seconds until the next attempt after so many failed ones, or None for never.
 
     The ladder's step ±20 %, or ``Retry-After`` where that is longer.
     """
-    if attempt > len(LADDER_S):
+    if failures > len(LADDER_S):
         return None
-    spread = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  # jitter, not a secret
-    return max(LADDER_S[attempt - 1] * spread, retry_after_s or 0.0)
+    return max(_spread(LADDER_S[failures - 1]), retry_after_s or 0.0)
+
+
+def choose_pause_s(failures: int, attempt: Attempt) -> float | None:
+    """Return how long to leave a receiver alone after so many failures in a row.
+
+    None where the attempt does not say that the receiver is unable.
+    """
+    if attempt.delivered or not attempt.is_unable:
+        return None
+    doubled_s = _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30)
+    asked_s = min(attempt.retry_after_s or 0.0, _LONGEST_ASKED_PAUSE_S)
+    return max(_spread(min(doubled_s, _LONGEST_PAUSE_S)), asked_s)
+
+
+def _spread(seconds: float) -> float:
+    return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  # jitter, not a secret
 
 
 def _sign_headers(event_id: str, body: bytes, secrets: Sequence[str]) -> dict[str, str]:
@@ -182,6 +224,8 @@ def _describe_status(status: int) -> str | None:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, InvalidURL):
+        return "InvalidURL: the URL cannot be used"  # its text would be the URL
     cause = getattr(error, "os_error", None) or error
     if isinstance(cause, AddressDeniedError) or "may not call this address" in str(cause):
         return str(cause)

@@ -81,6 +81,19 @@ def test_good_targets_are_taken(url: str) -> None:
     check_url(url, allow_http=False)
 
 
+def test_ports_of_other_protocols_are_refused_unless_a_subnet_is_listed() -> None:
+    """At registration; where subnets are listed the address decides, when it is connected to."""
+    networks = [ip_network("10.0.0.0/8")]
+
+    for url in ("https://example.org:25/", "https://8.8.8.8:6379/"):
+        with pytest.raises(AddressRefusedError, match="port"):
+            check_url(url, allow_http=False)
+    check_url("https://example.org:25/", allow_http=False, allowed_networks=networks)
+    check_url("https://10.0.0.1:6379/", allow_http=False, allowed_networks=networks)
+    with pytest.raises(AddressRefusedError, match="port"):
+        check_url("https://8.8.8.8:6379/", allow_http=False, allowed_networks=networks)
+
+
 def test_http_and_loopback_only_where_configured() -> None:
     """Plain http needs the setting, loopback needs its subnet."""
     networks = [ip_network("127.0.0.0/8")]

@@ -2,16 +2,27 @@
 
 import base64
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
+from replicate.webhook import Webhooks, WebhookSigningSecret, WebhookValidationError
 from standardwebhooks.webhooks import Webhook
 
-from contract.errors import SignatureError
-from contract.webhooks import EVENT_OF_STATE, Event, EventType, create_secret, sign, verify
+from contract.errors import InvalidRequestError, SignatureError
+from contract.webhooks import (
+    EVENT_OF_STATE,
+    SUBSCRIBABLE,
+    Event,
+    EventType,
+    check_events,
+    create_secret,
+    sign,
+    verify,
+)
 
 EVENT = Event(
     type=EventType.JOB_SUCCEEDED, timestamp="2026-11-30T10:00:00Z", sequence=3, data={"id": "job_1"}
@@ -48,12 +59,27 @@ def test_standardwebhooks_accepts_ours() -> None:
 
 
 def test_the_openai_client_accepts_ours() -> None:
-    """``webhooks.verify_signature`` of the stock client verifies what we sign."""
+    """``webhooks.unwrap`` of the stock client verifies and reads what we sign."""
     secret = create_secret()
     client = OpenAI(api_key="-", webhook_secret=secret)
 
-    client.webhooks.verify_signature(BODY.decode(), _headers(secret))
+    unwrapped: Any = client.webhooks.unwrap(BODY.decode(), _headers(secret))
     client.close()
+
+    assert unwrapped.type == "job.succeeded"
+    assert unwrapped.data == {"id": "job_1"} or unwrapped.data.id == "job_1"
+
+
+def test_replicate_s_validator_accepts_ours() -> None:
+    """``Webhooks.validate`` of the stock client verifies what we sign, while rotating too."""
+    old, new = create_secret(), create_secret()
+    headers = _headers(old, new)
+
+    for secret in (old, new):
+        key = WebhookSigningSecret(key=secret)
+        Webhooks.validate(headers=headers, body=BODY.decode(), secret=key, tolerance=3600)
+    with pytest.raises(WebhookValidationError):
+        Webhooks.validate(headers=headers, body="x", secret=WebhookSigningSecret(key=old))
 
 
 def test_either_secret_verifies_while_rotating() -> None:
@@ -132,3 +158,21 @@ def test_secrets_are_long_and_never_the_same() -> None:
 def test_every_terminal_state_has_its_event() -> None:
     """A job announces its end, whichever end it is."""
     assert {kind.removeprefix("job.") for kind in EVENT_OF_STATE.values()} == set(EVENT_OF_STATE)
+
+
+@pytest.mark.parametrize(
+    ("names", "param"),
+    [
+        ([], "events"),
+        (["job.succeeded", "x"], "events[1]"),
+        (["webhook.test"], "events[0]"),
+        (["job.failed", "job.failed"], "events[1]"),
+    ],
+)
+def test_events_that_nobody_can_ask_for_are_refused(names: list[str], param: str) -> None:
+    """By their place in the list; the others pass."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check_events(names, param="events")
+
+    assert caught.value.param == param
+    check_events([str(kind) for kind in SUBSCRIBABLE], param="events")

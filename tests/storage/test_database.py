@@ -30,7 +30,9 @@ async def test_an_exception_rolls_back_and_passes_through(database: Database) ->
     message = "mine"
     with pytest.raises(KeyError, match=message):  # noqa: PT012
         async with database.transaction() as tx:
-            await tx.execute(text("INSERT INTO tenants VALUES ('t', 's', 0)"))
+            await tx.execute(
+                text("INSERT INTO tenants (name, webhook_secret, created_at) VALUES ('t', 's', 0)")
+            )
             raise KeyError(message)
 
     async with database.snapshot() as tx:
@@ -40,7 +42,11 @@ async def test_an_exception_rolls_back_and_passes_through(database: Database) ->
 async def test_a_wrong_statement_is_not_called_unavailable(database: Database) -> None:
     """Only what may pass by itself is retryable: a missing table and a duplicate key are not."""
     with pytest.raises(IntegrityError):
-        await run_sql(database, "INSERT INTO tenants VALUES ('t', 's', 0), ('t', 's', 0)")
+        await run_sql(
+            database,
+            "INSERT INTO tenants (name, webhook_secret, created_at) "
+            "VALUES ('t', 's', 0), ('t', 's', 0)",
+        )
     if database.dialect == "postgresql":  # SQLite has one class for a lock and a missing table
         with pytest.raises(ProgrammingError):
             await run_sql(database, "SELECT * FROM nothing")

@@ -1,18 +1,20 @@
 """Webhook deliveries: which are made, who has them, what became of them."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from contract.webhooks import EventType
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.deliveries import (
+    AttemptReport,
     DeliveryAttempt,
     DueDelivery,
     claim_deliveries,
-    list_deliveries,
-    record_attempt,
+    record_attempts,
 )
+from storage.delivery_log import list_deliveries
 from storage.outcomes import cancel_job
 from tests.storage.factories import claim, complete, count, new_job, run_sql, submit
 
@@ -22,6 +24,14 @@ URL = "https://example.com/hook"
 async def _take(database: Database, limit: int = 10) -> list[DueDelivery]:
     async with database.transaction() as tx:
         return await claim_deliveries(tx, worker="w", limit=limit, lease_s=20)
+
+
+async def record_attempt(
+    tx: Transaction, due: DueDelivery, attempt: DeliveryAttempt, **changes: Any
+) -> bool:
+    """Record one attempt; tell whether the delivery was still ours."""
+    report = AttemptReport(delivery=due, attempt=attempt, **({"delivered": False} | changes))
+    return bool(await record_attempts(tx, [report], hopeless_s=432_000))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +59,7 @@ async def test_a_due_delivery_has_all_that_its_body_needs(database: Database) ->
 
     assert (due.url, due.tenant, due.attempt) == (URL, "t", 1)
     assert due.event_type is EventType.JOB_SUCCEEDED
+    assert due.job is not None
     assert (due.job.id, due.job.result) == (row.id, b'{"labels":["a"]}')
     assert due.event_at == due.job.finished_at or due.event_at > 0
     assert due.sequence > 0
@@ -124,13 +135,17 @@ async def test_workers_share_the_deliveries(database: Database) -> None:
 
 
 async def test_busy_receivers_are_left_for_later(database: Database) -> None:
-    """One slow receiver does not fill the page; another whose name only starts alike is served."""
-    urls = [f"https://{host}/hook" for host in ("slow.org", "slow.org", "slow.organic", "fast.org")]
+    """One slow receiver does not fill the page, nor get more than its places."""
+    urls = [f"https://{host}/hook" for host in ["slow.org"] * 9 + ["slow.organic", "fast.org"]]
     await submit(database, *(new_job(webhook_url=url) for url in urls))
     await complete(database, await claim(database))
-    async with database.transaction() as tx:
-        busy = ["https://slow.org/"]
-        found = await claim_deliveries(tx, worker="w", limit=2, lease_s=20.0, busy_origins=busy)
+    claimed: list[list[str]] = []
+    for busy in ({}, {"t https://slow.org": 3}, {"t https://slow.org": 2, "t https://x.org": 1}):
+        async with database.transaction() as tx:
+            found = await claim_deliveries(
+                tx, worker="w", limit=5, lease_s=20.0, places=3, busy=busy
+            )
+        claimed.append(sorted(due.url for due in found))
 
-    assert {due.url for due in found} == set(urls[2:])
-    assert len(await _take(database)) == 2
+    assert claimed[0] == sorted([urls[-1], urls[-2], *[urls[0]] * 3])
+    assert claimed[1:] == [[], [urls[0]]]

@@ -13,15 +13,20 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import AddrInfoType
 
 from contract.config import Settings
+from contract.webhooks import create_secret
+from tests.worker.harness import receive, reply
 from worker.addresses import AddressDeniedError, create_connector, create_socket_factory
 from worker.webhooks import open_session, post
 
+SECRET = create_secret()
 #: Forms of hosts that must never be connected to.
 HOSTS = [
     # loopback and this host, in every spelling that a resolver takes
     "127.0.0.1", "127.0.0.2", "127.255.255.254", "127.1", "127.0.1", "2130706433", "0x7f000001",
     "0x7f.0.0.1", "0x7f.1", "0177.0.0.1", "017700000001", "0177.1", "127.0.0.01", "0", "0.0.0.0",  # noqa: S104
-    "0x0", "localhost", "LOCALHOST", "[::1]", "[0:0:0:0:0:0:0:1]", "[::]",
+    "0x0", "0x00000000", "00", "localhost", "LOCALHOST", "0x7F000001",
+    "0x07f.00.00.01", "127.0x1", "127.000000000000000000.1", "4294967295", "[::1]",
+    "[0:0:0:0:0:0:0:1]", "[::]",
     "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:127.0.0.1]", "[::127.0.0.1]",
     "\uff11\uff12\uff17.0.0.1", "\u2460\u2461\u2466.0.0.1", "127\u30020\u30020\u30021",
     # private, shared, link-local and metadata
@@ -38,6 +43,8 @@ HOSTS = [
     "192.0.0.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1",
     "239.255.255.250", "240.0.0.1", "255.255.255.255", "[ff02::1]", "[ff0e::1]", "[100::1]",
     "[2001:db8::1]", "[3fff::1]", "[5f00::1]", "[4000::1]",
+    "192.31.196.1", "192.52.193.1", "192.175.48.1", "[::ffff:0a00:1]", "[2001:20::1]",
+    "[2001:0000:4136:e378:8000:63bf:3fff:fdd2]", "[64:ff9b::10.0.0.1]", "[fe80::1%25lo]",
     # user info does not hide the host
     "example.org@127.0.0.1", "example.org:80@[::1]",
 ]  # fmt: skip
@@ -148,12 +155,14 @@ async def test_an_allowed_network_is_reached_on_any_port() -> None:
     assert recorder.addresses == ["10.1.2.3", "::1", "::ffff:a00:1", "11.0.0.1"]
 
 
-async def post_through(resolver: Resolver, recorder: Recorder, times: int) -> list[BaseException]:
+async def post_through(
+    resolver: Resolver, recorder: Recorder, times: int, host: str = "name.example"
+) -> list[BaseException]:
     """POST to a name that ``resolver`` answers for."""
     connector = create_connector([], limit=4, open_socket=recorder)
     connector._resolver = resolver
     async with ClientSession(connector=connector, timeout=ClientTimeout(total=5)) as session:
-        return [await try_post(session, "http://name.example/") for _ in range(times)]
+        return [await try_post(session, f"http://{host}/") for _ in range(times)]
 
 
 async def test_rebinding_is_seen_at_every_attempt() -> None:
@@ -165,6 +174,16 @@ async def test_rebinding_is_seen_at_every_attempt() -> None:
     assert recorder.addresses == ["8.8.8.8"]
 
 
+@pytest.mark.parametrize("host", ["localhost.", "127.0.0.1.", "metadata.google.internal"])
+async def test_names_that_resolvers_know_are_checked_as_addresses(host: str) -> None:
+    """However a resolver reads them: their answer is what is judged."""
+    recorder = Recorder()
+
+    await post_through(Resolver(["127.0.0.1"], ["169.254.169.254"]), recorder, 2, host)
+
+    assert recorder.addresses == []
+
+
 async def test_of_several_answers_the_bad_one_is_never_connected() -> None:
     """One public answer does not vouch for the private one beside it."""
     recorder = Recorder()
@@ -172,6 +191,37 @@ async def test_of_several_answers_the_bad_one_is_never_connected() -> None:
     await post_through(Resolver(["10.0.0.1", "8.8.8.8", "169.254.169.254"]), recorder, 1)
 
     assert set(recorder.addresses) == {"8.8.8.8"}
+
+
+@pytest.mark.parametrize("port", [22, 25, 53, 6379, 5432, 2375, 11211])
+async def test_ports_of_other_protocols_are_never_connected(port: int) -> None:
+    """A public address may not be made to speak SMTP or Redis; one that is listed may."""
+    recorder = Recorder()
+    async with open_session(Settings(), recorder) as session:
+        await try_post(session, f"https://8.8.8.8:{port}/hook")
+    listed = Settings(webhook_allowed_networks="8.8.8.0/24")
+    async with open_session(listed, recorder) as session:
+        await try_post(session, f"https://8.8.8.8:{port}/hook")
+
+    assert recorder.addresses == ["8.8.8.8"]
+
+
+async def test_a_redirect_to_the_inside_opens_no_socket() -> None:
+    """The receiver's Location is never looked at."""
+    async with receive(reply(307, location="http://169.254.169.254/")) as receiver:
+        opened: list[str] = []
+
+        def open_socket(info: AddrInfoType) -> socket.socket:
+            opened.append(str(info[4][0]))
+            return socket.socket(info[0], info[1], info[2])
+
+        settings = Settings(webhook_allow_http=True, webhook_allowed_networks="127.0.0.0/8")
+        async with open_session(settings, open_socket) as session:
+            attempt = await post(
+                session, settings, url=receiver.url, event_id="e", body=b"{}", secrets=[SECRET]
+            )
+
+    assert (attempt.status, opened) == (307, ["127.0.0.1"])
 
 
 def test_the_refusal_names_the_reason_not_the_address() -> None:

@@ -8,15 +8,16 @@ from aiohttp import web
 
 from contract.config import Settings
 from contract.jobs import JobState
-from storage.deliveries import DeliveryRow, list_deliveries
+from storage.delivery_log import DeliveryRow, list_deliveries
 from tests.worker.harness import TENANT, Bench, receive, reply, run_worker
 from tests.worker.scorers import ArithmeticScorer
 
 
 @pytest.fixture(autouse=True)
 def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps of a hundredth of a second."""
+    """Ten steps of a hundredth of a second, and pauses as short."""
     monkeypatch.setattr("worker.webhooks.LADDER_S", (0.01,) * 9)
+    monkeypatch.setattr("worker.webhooks._LONGEST_PAUSE_S", 0.01)
 
 
 async def get_deliveries(bench: Bench, job: str) -> list[DeliveryRow]:

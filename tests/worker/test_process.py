@@ -152,7 +152,9 @@ async def test_no_redis_at_all(process_settings: Settings, bench: Bench) -> None
         ("after_blob", JobState.RUNNING, 1),
         ("before_commit", JobState.RUNNING, 1),
         ("after_commit", JobState.SUCCEEDED, 1),
+        ("before_event", JobState.SUCCEEDED, 1),
         ("after_event", JobState.SUCCEEDED, 1),
+        ("after_record", JobState.SUCCEEDED, 1),
     ],
 )
 async def test_each_crash_point(

@@ -6,13 +6,21 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, InvalidURL, web
 from standardwebhooks import Webhook
 
 from contract.config import Settings
 from contract.webhooks import create_secret
 from tests.worker.harness import create_settings, receive, reply
-from worker.webhooks import LADDER_S, Attempt, choose_delay_s, open_session, post
+from worker.webhooks import (
+    LADDER_S,
+    Attempt,
+    _describe,
+    choose_delay_s,
+    choose_pause_s,
+    open_session,
+    post,
+)
 
 SECRET = create_secret()
 BODY = b'{"type":"job.succeeded","timestamp":"2026-01-01T00:00:00Z","sequence":1,"data":{}}'
@@ -223,7 +231,7 @@ async def test_a_name_that_leads_inside_says_so(settings: Settings) -> None:
         attempt = await post(
             session,
             create_settings("sqlite+aiosqlite://", "file:///x", "redis://x"),
-            url="http://localhost:9/hook",
+            url="http://localhost:8080/hook",
             event_id="e",
             body=BODY,
             secrets=[SECRET],
@@ -246,6 +254,34 @@ def test_each_step_has_its_jitter() -> None:
         assert all(step * 0.8 <= (delay or 0) <= step * 1.2 for delay in delays)
         assert len(set(delays)) > 100
     assert choose_delay_s(len(LADDER_S) + 1, 5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "unable"),
+    [(None, True), (500, True), (503, True), (429, True), (408, True), (301, False), (404, False)],
+)
+def test_only_a_receiver_that_is_unable_rests(status: int | None, unable: bool) -> None:
+    """One that refuses this event may well take the next; a success never pauses."""
+    pause = choose_pause_s(1, Attempt(0.0, status=status))
+
+    assert (pause is not None) is unable
+    assert choose_pause_s(5, Attempt(0.0, status=204)) is None
+
+
+def test_pauses_double_up_to_a_minute_and_follow_retry_after() -> None:
+    """A receiver that stays down is probed once a minute; one that asks for an hour gets it."""
+    down = Attempt(0.0, error="refused")
+    pauses = [choose_pause_s(failures, down) or 0 for failures in (1, 2, 3, 8, 2000)]
+
+    for pause, step in zip(pauses, (0.5, 1, 2, 60, 60), strict=True):
+        assert step * 0.8 <= pause <= step * 1.2
+    assert choose_pause_s(1, Attempt(0.0, status=429, retry_after_s=600.0)) == 600
+    assert choose_pause_s(1, Attempt(0.0, status=429, retry_after_s=86400.0)) == 3600
+
+
+def test_a_url_is_never_in_the_error() -> None:
+    """It may hold a token, and errors are logged."""
+    assert "token" not in _describe(InvalidURL("https://[x/?token=1"))
 
 
 def test_retry_after_only_prolongs() -> None:
