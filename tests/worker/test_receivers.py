@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 from contract.config import Settings
 from contract.errors import StoreUnavailableError
 from storage import endpoints
+from storage.deliveries import record_attempts
 from storage.delivery_log import DeliveryRow, list_deliveries
 from storage.endpoints import EndpointChange, EndpointRow
 from storage.events import add_test_event
@@ -250,7 +251,7 @@ async def test_a_store_that_goes_away_loses_no_report(
 ) -> None:
     """What was answered meanwhile is recorded once the store is back, and not sent again."""
     faults = 3
-    real = deliveries.record_attempts
+    real = record_attempts
 
     async def record(*arguments: Any, **fields: Any) -> set[str]:
         nonlocal faults
