@@ -97,6 +97,7 @@ async def test_a_file_that_cannot_go_on_is_cut_off(
     response = await sqlite_service.http.get(sqlite_service.url + path)
     with pytest.raises(aiohttp.ClientPayloadError):
         await _read_into(body, response)
+    response.close()
 
     assert response.status == 200
     assert whole.body.startswith(body)
