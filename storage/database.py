@@ -34,6 +34,19 @@ _WRITES = "scorekeep_writes"
 #: statement timeout, and the classes of lost connections, resources and operator intervention.
 _TRANSIENT_STATES = ("40001", "40P01", "55P03", "57014")
 _TRANSIENT_CLASSES = ("08", "53", "57P", "58")
+#: The same of SQLite; an error in a statement is none of these.
+_TRANSIENT_SQLITE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 
 #: ``DETAIL: Failing row contains (…)`` of the server, ``$17: 2500040000 (…)`` of the driver.
 _VALUES = re.compile(r"\nDETAIL: .*|(?<=\$)\d+: .*", re.DOTALL)
@@ -146,6 +159,9 @@ def _is_transient(error: Exception) -> bool:
     state = str(getattr(error.orig, "sqlstate", None) or "")
     if state:
         return state in _TRANSIENT_STATES or state.startswith(_TRANSIENT_CLASSES)
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _TRANSIENT_SQLITE_CODES
     return isinstance(error, OperationalError | InterfaceError | InternalError)
 
 
