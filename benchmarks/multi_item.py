@@ -1,6 +1,6 @@
 """Many items, one query: shared prefix against one by one; and what hidden states cost.
 
-``python -m benchmarks.multi_item`` builds a random Qwen3-shaped classifier (6 layers, hidden 384)
+``python -m benchmarks.multi_item`` builds a random Qwen3-shaped classifier (4 layers, hidden 256)
 and scores a query of 300 tokens with 1, 10, 50 and 100 items of 20: through the shared prefix,
 and each sequence whole. Both alternate in one run; the median CPU time of several rounds is
 printed, which a busy neighbour does not change, beside the ratio of computed tokens.
@@ -32,10 +32,10 @@ from worker.engine.seam import Sequence as TokenSequence
 
 COUNTS = (1, 10, 50, 100)
 SHAPE: dict[str, Any] = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 32,
     "initializer_range": 0.02,
@@ -45,7 +45,7 @@ SHAPE: dict[str, Any] = {
 def main() -> None:
     """Print one line per dtype and count, then the hidden states."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     set_up_threads(options.threads)
@@ -60,7 +60,7 @@ def main() -> None:
                 _compare_layouts(scorer, count, options.rounds)
         _print("hidden states: 64 items of 20 in one batch")
         for scorer in scorers:
-            _compare_hidden(scorer, options.rounds * 4)
+            _compare_hidden(scorer, options.rounds * 8)
 
 
 def _make(folder: Path) -> Path:

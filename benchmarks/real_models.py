@@ -63,9 +63,11 @@ class Outcome:
 def main() -> None:
     """Fit the head, serve the three models, print one line each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shots", type=int, default=100, help="sentences for the two-shot prompt")
-    parser.add_argument("--held-out", type=int, default=200, help="sentences for the heads")
-    parser.add_argument("--training", type=int, default=600, help="rows that the head is fitted on")
+    parser.add_argument("--shots", type=int, default=600, help="sentences for the two-shot prompt")
+    parser.add_argument("--held-out", type=int, default=600, help="sentences for the heads")
+    parser.add_argument(
+        "--training", type=int, default=2400, help="rows that the head is fitted on"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     cached = prepare_models(default_cache(), lambda *_: None)
@@ -93,7 +95,7 @@ def _split_sentences() -> tuple[Rows, Rows]:
     with tempfile.TemporaryDirectory(prefix="scorekeep-sentences-") as name:
         rows, origin = _fetch_sentences(Path(name), lambda *_: None)
     sys.stdout.write(f"{len(rows)} labelled sentences: {origin}\n")
-    random.Random(0).shuffle(rows)
+    random.Random(0).shuffle(rows)  # noqa: S311  # a split, not a secret
     cut = int(len(rows) * TRAINING_SHARE)
     return rows[:cut], rows[cut:]
 
@@ -219,7 +221,8 @@ async def _score(stack: Stack, model: str, body: dict[str, Any]) -> Tensor:
 @torch.inference_mode()
 def judge_plainly(source: Path, texts: Sequence[str]) -> Tensor:
     """Return softmax over the two labels' next-token logits, one text at a time."""
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    kind: Any = AutoModelForCausalLM
+    model = kind.from_pretrained(source, dtype=torch.float32).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     labels = [tokenizer(label, add_special_tokens=False).input_ids[0] for label in LABELS]
     rows = [model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1] for text in texts]

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.engine import test_classification, test_packing, test_parity
 from tests.reference import Reference
 from worker.engine import heads, network, packing
-from worker.engine.plan import AttentionBlock, Layout
+from worker.engine.plan import AttentionBlock, Layout, plan_batch
 from worker.engine.pooling import Pooling
 from worker.engine.scorer import ModelScorer
 
@@ -26,7 +26,7 @@ References = Callable[..., Reference]
 def pool_by_id(monkeypatch: pytest.MonkeyPatch, find_pad: Callable[[], int | None]) -> None:
     """Pool as transformers does: the right-most token that is not the pad token."""
     layouts: list[Layout] = []
-    plan = network.plan_batch
+    plan = plan_batch
 
     def plan_and_keep(*arguments: Any, **options: Any) -> Layout:
         layouts.append(plan(*arguments, **options))

@@ -17,6 +17,8 @@ from tests.engine.helpers import assert_close, draw_ids, logits_of, score
 from tests.reference import Reference
 from tests.tiny_models import make_tiny
 from worker.engine.loader import load_model
+from worker.engine.registry import REWARD_ARCHITECTURES
+from worker.engine.rewards import REWARD_CLASSES
 
 URM = "LlamaForSequenceClassificationWithNormal_Weights"
 
@@ -169,3 +171,8 @@ def test_reward_without_head(tmp_path: Path) -> None:
 
     with pytest.raises(ModelLoadError, match=r"score\.2\.bias"):
         load_model("reward", ModelConfig(source=str(folder)))
+
+
+def test_every_reward_class_is_registered() -> None:
+    """The names that are known without loading the classes are the classes' names."""
+    assert set(REWARD_CLASSES) == REWARD_ARCHITECTURES

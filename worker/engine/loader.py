@@ -22,8 +22,13 @@ from worker.engine.foreign import FAULTS, Model, Tokenizer, explain
 from worker.engine.pooling import Pooling
 from worker.engine.prompts import Prompter
 from worker.engine.receipt import describe_model
-from worker.engine.registry import Checkpoint, choose_device, choose_dtype, find_checkpoint
-from worker.engine.rewards import REWARD_CLASSES
+from worker.engine.registry import (
+    REWARD_ARCHITECTURES,
+    Checkpoint,
+    choose_device,
+    choose_dtype,
+    find_checkpoint,
+)
 from worker.engine.scorer import ModelScorer
 from worker.engine.seam import Scorer
 from worker.engine.templates import Template, find_template
@@ -209,13 +214,13 @@ def _describe(
 
 def _name_labels(model: Model, examined: Examined) -> list[str]:
     """Return the classes by name; a reward model's one column is the reward."""
-    if type(model).__name__ in REWARD_CLASSES:
+    if type(model).__name__ in REWARD_ARCHITECTURES:
         return ["reward"]
     names = model.config.id2label
     return [str(names.get(index, f"LABEL_{index}")) for index in range(examined.width)]
 
 
 def _find_activation(model: Model, count: int) -> Activation | None:
-    if type(model).__name__ in REWARD_CLASSES:
+    if type(model).__name__ in REWARD_ARCHITECTURES:
         return Activation.NONE
     return read_default_activation(model.config.to_dict(), count)

@@ -18,9 +18,8 @@ from transformers import CONFIG_MAPPING
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig
-from worker.engine.rewards import REWARD_CLASSES
 
-__all__ = ["Checkpoint", "choose_device", "choose_dtype", "find_checkpoint"]
+__all__ = ["REWARD_ARCHITECTURES", "Checkpoint", "choose_device", "choose_dtype", "find_checkpoint"]
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
@@ -34,6 +33,17 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
 }
+
+
+#: reward models that transformers has no class for; ``rewards`` has
+REWARD_ARCHITECTURES = frozenset(
+    {
+        "InternLM2ForRewardModel",
+        "LlamaForSequenceClassificationWithNormal_Weights",
+        "Qwen2ForRewardModel",
+        "Qwen3ForRewardModel",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,7 @@ def _read_config(name: str, folder: Path) -> dict[str, Any]:
 def _is_native(raw: dict[str, Any]) -> bool:
     """Whether transformers, or this engine, knows the architecture without its own code."""
     named = raw.get("architectures") or [""]
-    return str(raw.get("model_type")) in CONFIG_MAPPING or str(named[0]) in REWARD_CLASSES
+    return str(raw.get("model_type")) in CONFIG_MAPPING or str(named[0]) in REWARD_ARCHITECTURES
 
 
 def _find_weights(name: str, folder: Path, config: ModelConfig) -> tuple[Path, ...]:

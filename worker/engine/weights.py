@@ -18,8 +18,7 @@ from contract.errors import ModelLoadError
 from contract.models import ModelConfig, ScoringPath
 from worker.engine.adapters import choose_placement, merge_adapter
 from worker.engine.foreign import FAULTS, Model, explain
-from worker.engine.registry import Checkpoint
-from worker.engine.rewards import REWARD_CLASSES, convert_internlm2, make_internlm2_config
+from worker.engine.registry import REWARD_ARCHITECTURES, Checkpoint
 
 __all__ = ["load_weights"]
 
@@ -53,30 +52,36 @@ def _read(
 ) -> tuple[Model, dict[str, Any]]:
     common: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
     common |= choose_placement(config)
-    reward = REWARD_CLASSES.get(checkpoint.architecture)
-    if reward is not None and checkpoint.raw.get("model_type") == "internlm2":
-        made = make_internlm2_config(checkpoint.raw)
-        stored: dict[str, torch.Tensor] = {}
-        for file in checkpoint.weights:
-            stored |= load_file(file)
-        found = reward.from_pretrained(
-            None, config=made, state_dict=convert_internlm2(stored, made), **common
-        )
-    elif reward is not None:
-        found = reward.from_pretrained(checkpoint.folder, use_safetensors=True, **common)
-    else:
-        kind: Any = (
-            transformers.AutoModelForCausalLM
-            if path is ScoringPath.CAUSAL
-            else transformers.AutoModelForSequenceClassification
-        )
-        found = kind.from_pretrained(
-            checkpoint.folder,
-            use_safetensors=None if config.allow_pickle else True,
-            trust_remote_code=config.trust_remote_code,
-            **common,
-        )
-    model, info = found
+    if checkpoint.architecture in REWARD_ARCHITECTURES:
+        return _read_reward(checkpoint, common)
+    kind: Any = (
+        transformers.AutoModelForCausalLM
+        if path is ScoringPath.CAUSAL
+        else transformers.AutoModelForSequenceClassification
+    )
+    model, info = kind.from_pretrained(
+        checkpoint.folder,
+        use_safetensors=None if config.allow_pickle else True,
+        trust_remote_code=config.trust_remote_code,
+        **common,
+    )
+    return model, info
+
+
+def _read_reward(checkpoint: Checkpoint, common: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    # three families' code, half a second: loaded only for who serves one
+    from worker.engine import rewards  # noqa: PLC0415
+
+    kind = rewards.REWARD_CLASSES[checkpoint.architecture]
+    if checkpoint.raw.get("model_type") != "internlm2":
+        model, info = kind.from_pretrained(checkpoint.folder, use_safetensors=True, **common)
+        return model, info
+    made = rewards.make_internlm2_config(checkpoint.raw)
+    stored: dict[str, torch.Tensor] = {}
+    for file in checkpoint.weights:
+        stored |= load_file(file)
+    weights = rewards.convert_internlm2(stored, made)
+    model, info = kind.from_pretrained(None, config=made, state_dict=weights, **common)
     return model, info
 
 
