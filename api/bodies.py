@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -16,12 +16,22 @@ from contract.errors import (
     TooLargeError,
     UnsupportedMediaTypeError,
 )
-from contract.scores import parse_json
+from contract.scores import parse_in_slices, parse_json
 
-__all__ = ["check_plain_text", "json_response", "parse_body", "read_body"]
+__all__ = [
+    "check_plain_text",
+    "is_large",
+    "json_response",
+    "parse_body",
+    "parse_large_body",
+    "read_body",
+    "run_for",
+]
 
 _T = TypeVar("_T")
 _BODY_TIMEOUT_S = 120.0
+#: Bodies beyond this are worked on in a thread: the event loop has others to answer.
+_LARGE_BYTES = 256 * 1024
 #: zlib's window argument, by content coding.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
@@ -58,6 +68,23 @@ def parse_body(request: web.Request, body: bytes, kind: type[_T]) -> _T:
     """Decode a JSON body as ``kind`` after a look at its declared type."""
     check_json_body(request.headers.get("Content-Type"), request.charset)
     return parse_json(body, kind)
+
+
+async def parse_large_body(request: web.Request, body: bytes, kind: type[_T]) -> _T:
+    """Do what ``parse_body`` does; a large body does not hold the event loop up."""
+    check_json_body(request.headers.get("Content-Type"), request.charset)
+    parse = parse_in_slices if is_large(body) else parse_json
+    return await run_for(body, lambda: parse(body, kind))
+
+
+def is_large(body: bytes) -> bool:
+    """Tell whether work on ``body`` would hold the event loop up."""
+    return len(body) > _LARGE_BYTES
+
+
+async def run_for(body: bytes, work: Callable[[], _T]) -> _T:
+    """Return what ``work`` on ``body`` returns; in a thread where the body is large."""
+    return await asyncio.to_thread(work) if is_large(body) else work()
 
 
 def json_response(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text
+from api.bodies import check_plain_text, is_large, run_for
 from api.idempotency import IdempotencyKey, hash_body, parse_key
 from api.state import CATALOG, SETTINGS, tenant_of
 from api.submitter import Submission
@@ -22,6 +22,7 @@ __all__ = ["LIMITS", "estimate_tokens", "make_submission", "request_key"]
 
 _CHARACTERS_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
+_MAX_ESTIMATE = 2**31 - 1
 #: Limits of a job's own fields, beside those in the settings.
 LIMITS: Mapping[str, int] = {
     "metadata_entries": 16,
@@ -40,21 +41,26 @@ async def make_submission(
     ``AddressRefusedError`` that names the field.
     """
     settings = request.app[SETTINGS]
-    _check_items_limit(wanted, settings)
-    wanted.check(max_items=settings.max_items)
+    tokens = await run_for(body, lambda: _check_limits(wanted, settings))
     status = await request.app[CATALOG].resolve(wanted.model)
-    if status.description is not None:
-        check_request(wanted, status.description)
     extras = wanted if isinstance(wanted, JobRequest) else JobRequest(items=[])
-    _check_webhook(extras, settings)
-    _check_metadata(extras)
+
+    def finish() -> tuple[bytes, IdempotencyKey | None]:
+        if status.description is not None:
+            check_request(wanted, status.description)
+        _check_webhook(extras, settings)
+        _check_metadata(extras)
+        encode = _encode_in_slices if is_large(body) else _encode_request
+        return encode(wanted, status.name), request_key(request, body)
+
+    encoded, key = await run_for(body, finish)
     job = NewJob(
         tenant=tenant_of(request),
         model=status.name,
         lane=extras.priority or lane,
-        request=_encode_request(wanted, status.name),
+        request=encoded,
         item_count=len(wanted.item_list),
-        estimated_tokens=estimate_tokens(wanted),
+        estimated_tokens=tokens,
         metadata=extras.metadata or {},
         webhook_url=extras.webhook,
         webhook_events=extras.webhook_events,
@@ -62,7 +68,7 @@ async def make_submission(
         run_timeout_s=extras.run_timeout_s,
         expires_after_s=extras.expires_after_s or settings.result_ttl_s or None,
     )
-    return Submission(job, request_key(request, body))
+    return Submission(job, key)
 
 
 def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
@@ -76,7 +82,8 @@ def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
 def estimate_tokens(request: ScoreRequest) -> int:
     """Return about how many tokens the job costs; exact for token ids, else from characters."""
     query = _tokens_of(request.query or "")
-    return sum(query + _tokens_of(item) for item in request.item_list)
+    total = sum(query + _tokens_of(item) for item in request.item_list)
+    return min(total, _MAX_ESTIMATE)  # what the store's column holds
 
 
 def _tokens_of(part: str | list[int]) -> int:
@@ -85,10 +92,33 @@ def _tokens_of(part: str | list[int]) -> int:
     return len(part)
 
 
-def _encode_request(wanted: ScoreRequest, model: str) -> bytes:
+def _encode_request(wanted: ScoreRequest, model: str, *, items: msgspec.Raw | None = None) -> bytes:
     """Encode the scoring part alone, under the model's resolved name."""
     fields = {name: getattr(wanted, name) for name in ScoreRequest.__struct_fields__}
-    return msgspec.json.encode(ScoreRequest(**{**fields, "model": model}))
+    fields["model"] = model
+    if items is not None:
+        fields["items"] = items
+    return msgspec.json.encode(ScoreRequest(**fields))
+
+
+def _encode_in_slices(wanted: ScoreRequest, model: str) -> bytes:
+    """Do what ``_encode_request`` does, item by item: other threads run between them."""
+    items = b",".join([msgspec.json.encode(item) for item in wanted.item_list])
+    return _encode_request(wanted, model, items=msgspec.Raw(b"[" + items + b"]"))
+
+
+def _check_limits(wanted: ScoreRequest, settings: Settings) -> int:
+    """Check everything that no model is needed for; return about how many tokens there are."""
+    _check_items_limit(wanted, settings)
+    wanted.check(max_items=settings.max_items)
+    tokens = estimate_tokens(wanted)
+    if tokens > settings.max_job_tokens:
+        message = (
+            f"about {tokens} tokens, the query counted once per item, exceed the limit "
+            f"max_job_tokens of {settings.max_job_tokens}; split them over several jobs"
+        )
+        raise TooLargeError(message, param="items")
+    return tokens
 
 
 def _check_items_limit(wanted: ScoreRequest, settings: Settings) -> None:

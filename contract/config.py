@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: _Count = 32 * 1024 * 1024
     max_items: _Count = 10_000
+    max_job_tokens: Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)] = 100_000_000
+    max_scores: _Count = 1_000_000
     max_wait_s: _Positive = 60.0
     default_wait_s: _Positive = 30.0
 
@@ -49,10 +51,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: _Count = 4096
     claim_jobs: _Count = 256
     batch_deadline_s: _Positive = 600.0
+    prepare_timeout_s: _Positive = 60.0
     max_attempts: _Count = 5
     max_crashes: _Count = 3
     drain_s: _Positive = 60.0
-    result_ttl_s: float = 0.0
+    result_ttl_s: Annotated[float, msgspec.Meta(ge=0, le=10 * 365 * 86400)] = 0.0
     canary_s: _Positive = 300.0
 
     webhook_allow_http: bool = False

@@ -5,14 +5,14 @@ What depends on the model (label range, softmax of one label) is checked in ``co
 """
 
 import math
-import re
 from enum import StrEnum
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import msgspec
 
-from contract.errors import InvalidRequestError, MalformedRequestError
+from contract.errors import InvalidRequestError
 from contract.jobs import JobState, Lane
+from contract.parsing import TokenId, parse_in_slices, parse_json
 
 __all__ = [
     "Activation",
@@ -31,17 +31,14 @@ __all__ = [
     "TokenCounts",
     "Truncation",
     "Usage",
+    "parse_in_slices",
     "parse_json",
 ]
 
-_T = TypeVar("_T")
-_MAX_TOKEN_ID = 2**31 - 1
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-
 #: One text, or texts, or token ids. msgspec allows one array type in a union; check() tells apart.
-Items = str | list[str | list[int]]
+Items = str | list[str | list[TokenId]]
 #: One list for all items, or one list per item.
-LabelTokenIds = list[int | list[int]]
+LabelTokenIds = list[TokenId | list[TokenId]]
 
 
 class Activation(StrEnum):
@@ -79,7 +76,7 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
 
     items: Items
     model: str | None = None
-    query: str | list[int] | None = None
+    query: str | list[TokenId] | None = None
     label_token_ids: LabelTokenIds | None = None
     labels: list[str] | None = None
     apply_softmax: bool = False
@@ -230,25 +227,6 @@ class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
-def parse_json(raw: bytes | str, kind: type[_T]) -> _T:
-    """Decode ``raw`` as ``kind``.
-
-    Raises ``MalformedRequestError`` where it is not JSON, and ``InvalidRequestError`` with the
-    field's path in ``param`` where it is not of that type.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-        if param is None and (unknown := _UNKNOWN_FIELD.search(message)):
-            param = unknown.group(1)
-        raise InvalidRequestError(message, param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is not valid JSON: {error}"
-        raise MalformedRequestError(message) from error
-
-
 def _check_items(request: ScoreRequest, max_items: int) -> None:
     items: list[Any] = [request.items] if isinstance(request.items, str) else list(request.items)
     if len(items) > max_items:
@@ -263,11 +241,6 @@ def _check_items(request: ScoreRequest, max_items: int) -> None:
     if request.query is not None and kinds and type(request.query) not in kinds:
         message = "query and items mix text and token ids; use one kind for both"
         raise InvalidRequestError(message, param="query")
-    if isinstance(request.query, list):
-        _check_token_ids(request.query, "query")
-    for index, item in enumerate(items):
-        if isinstance(item, list):
-            _check_token_ids(item, f"items[{index}]")
 
 
 def _check_labels(request: ScoreRequest) -> None:
@@ -290,14 +263,9 @@ def _check_labels(request: ScoreRequest) -> None:
             raise InvalidRequestError(message, param="label_token_ids")
         for index, entry in enumerate(ids):
             if isinstance(entry, list):
-                _check_label_list(entry, f"label_token_ids[{index}]")
+                _check_distinct(entry, f"label_token_ids[{index}]")
     else:
-        _check_label_list(ids, "label_token_ids")
-
-
-def _check_label_list(ids: list[Any], path: str) -> None:
-    _check_token_ids(ids, path)
-    _check_distinct(ids, path)
+        _check_distinct(ids, "label_token_ids")
 
 
 def _check_distinct(values: list[Any], path: str) -> None:
@@ -310,13 +278,3 @@ def _check_distinct(values: list[Any], path: str) -> None:
             message = f"label {value!r} appears twice, at {seen[value]} and {index}"
             raise InvalidRequestError(message, param=f"{path}[{index}]")
         seen[value] = index
-
-
-def _check_token_ids(ids: list[int], path: str) -> None:
-    for index, token_id in enumerate(ids):
-        if token_id < 0:
-            message = f"token id {token_id} is negative"
-            raise InvalidRequestError(message, param=f"{path}[{index}]")
-        if token_id > _MAX_TOKEN_ID:
-            message = f"token id {token_id} is outside of every vocabulary"
-            raise InvalidRequestError(message, param=f"{path}[{index}]")

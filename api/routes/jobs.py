@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.bodies import check_plain_text, json_response, parse_large_body, read_body, run_for
 from api.idempotency import IdempotencyKey
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
 from api.negotiation import JSON
@@ -42,7 +42,7 @@ async def post_job(request: web.Request) -> web.StreamResponse:
     """Record a job; wait for its end only where ``Prefer: wait`` says so."""
     preferences = parse_preferences(request.headers.getall("Prefer", []))
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    wanted = parse_body(request, body, JobRequest)
+    wanted = await parse_large_body(request, body, JobRequest)
     row, headers = await submit(request, body, wanted, lane=Lane.NORMAL)
     if preferences.wait_s and not preferences.respond_async:
         row = await await_end(request, row, float(preferences.wait_s))
@@ -111,7 +111,7 @@ async def post_cancel(request: web.Request) -> web.StreamResponse:
     """Cancel: at once where queued (200), asked of the worker where running (202)."""
     job_id = parse_job_id(request)
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    key = request_key(request, body)
+    key = await run_for(body, lambda: request_key(request, body))
     tenant = tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
         replayed = key is not None and await _is_repeated(tx, tenant, key)

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from api.bodies import json_response, parse_body, read_body
+from api.bodies import json_response, parse_large_body, read_body
 from api.errors import ForeignError
 from api.job_access import applied, await_end, submit
 from api.preferences import Preferences, parse_preferences
@@ -35,7 +35,7 @@ async def post_score(request: web.Request) -> web.StreamResponse:
     """Score now: 200 with SGLang's answer, or 202 with the job where it takes longer."""
     preferences = parse_preferences(request.headers.getall("Prefer", []))
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    wanted = parse_body(request, body, ScoreRequest)
+    wanted = await parse_large_body(request, body, ScoreRequest)
     wait_s = _wait_of(request, preferences)
     row, headers = await submit(
         request, body, wanted, lane=Lane.INTERACTIVE if wait_s else Lane.NORMAL

@@ -1,0 +1,79 @@
+"""Large requests: limited, stored whole, and no reason for others to wait."""
+
+import asyncio
+import io
+import time
+
+import msgspec
+import pytest
+
+from api.state import SETTINGS
+from api.submission import estimate_tokens
+from contract.scores import ScoreRequest
+from storage import jobs
+from tests.api.service import Service
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/score"])
+async def test_more_tokens_than_the_limit_are_refused(service: Service, path: str) -> None:
+    """A small body can ask for much: the query counts once per item. The limit is named."""
+    body = {"model": "tiny", "query": "x" * 1_000_000, "items": [""] * 10_000}
+
+    answer = await service.post(path, body)
+
+    assert answer.status == 413
+    assert b"max_job_tokens of 100000000" in answer.body
+    assert (await service.get("/v1/limits")).json["max_job_tokens"] == 100_000_000
+
+
+async def test_the_largest_estimate_can_be_stored(service: Service) -> None:
+    """Whatever the limit is set to, the estimate fits its column."""
+    service.app._state[SETTINGS] = msgspec.structs.replace(
+        service.settings, max_job_tokens=2**31 - 1
+    )
+    body = {"model": "tiny", "query": "x" * 1_000_000, "items": [""] * 10_000}
+
+    answer = await service.post("/v1/jobs", body)
+
+    assert answer.status == 202
+    assert estimate_tokens(ScoreRequest(items=["a"] * 9000, query="x" * 10**6)) == 2**31 - 1
+
+
+async def test_a_large_request_is_stored_whole(sqlite_service: Service) -> None:
+    """What the worker reads is what was sent, also above the size at which it is sliced."""
+    items = [[n % 7, 2**31 - 1] * 40 for n in range(1000)]
+    body = {"model": "tiny", "items": items, "query": [1, 2, 3], "return_label_mass": False}
+    small = await sqlite_service.submit(items=items[:2], query=[1, 2, 3], return_label_mass=False)
+
+    answer = await sqlite_service.post("/v1/jobs", body, Idempotency_Key="large")
+    again = await sqlite_service.post("/v1/jobs", body, Idempotency_Key="large")
+    async with sqlite_service.database.snapshot() as tx:
+        stored = await jobs.read_request(tx, "default", answer.json["id"])
+        sample = await jobs.read_request(tx, "default", small)
+
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert msgspec.json.decode(stored) == {**msgspec.json.decode(sample), "items": items}
+
+
+async def test_a_large_body_holds_nobody_up(sqlite_service: Service) -> None:
+    """While 30 MB are taken in, the event loop answers: no gap is near the seconds they cost."""
+    item = "[" + ",".join(["1"] * 1500) + "]"
+    body = ('{"model":"tiny","items":[' + ",".join([item] * 10_000) + "]}").encode()
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.005)
+            gaps.append(time.monotonic() - begun)
+
+    beating = asyncio.create_task(beat())
+    begun = time.monotonic()
+    answer = await sqlite_service.request("POST", "/v1/jobs", data=io.BytesIO(body), headers=JSON)
+    took = time.monotonic() - begun
+    beating.cancel()
+
+    assert answer.status == 202
+    assert max(gaps) < max(0.5, took / 5), (max(gaps), took)
