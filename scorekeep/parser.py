@@ -195,6 +195,7 @@ def _fill_jobs(parser: argparse.ArgumentParser, runs: Mapping[str, _Run]) -> Non
         ("scores", "show the scores of a job"),
         ("wait", "wait until a job has ended"),
         ("cancel", "stop a job that has not ended"),
+        ("retry", "score what has no score in a job that failed, is partial or expired"),
         ("delete", "remove a job that has ended, with its scores and hidden states"),
     ):
         add(name, text).add_argument("id", metavar="JOB")

@@ -8,18 +8,22 @@ import random
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from sqlalchemy import Row
 
 from contract.jobs import LANES, Lane
 from storage.claiming import CLAIM
 from storage.database import Transaction
 from storage.events import ENDED, add_events
+from storage.refs import TensorRef, decode_tensors
 from storage.statements import Claim, execute, pack, pack_claims, parse_hint
 
 __all__ = [
     "Claim",
     "ClaimedJob",
+    "KeptScores",
     "Renewal",
     "claim_jobs",
     "mark_hinted",
@@ -32,6 +36,16 @@ __all__ = [
 #: Jobs that waited longer are served before their lane's turn in one claim of ``_AGED_EVERY``.
 AGEING_S = 60.0
 _AGED_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScores:
+    """What an earlier generation scored and a retry keeps. ``result`` and ``usage`` are JSON."""
+
+    blob_key: str
+    result: bytes
+    usage: bytes | None
+    tensors: list[TensorRef]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,7 @@ class ClaimedJob:
     run_timeout_s: float | None
     created_at: float
     compressed_request: bytes
+    kept: "KeptScores | None" = None
 
     @property
     def claim(self) -> Claim:
@@ -115,6 +130,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
             run_timeout_s=row.run_timeout_s,
             created_at=row.created_at,
             compressed_request=row.request,
+            kept=_parse_kept(row),
         )
         for row in result
     ]
@@ -161,6 +177,17 @@ async def mark_hinted(tx: Transaction, hints: Iterable[str]) -> None:
     rows = [{"id": claim.id, "attempt": claim.attempt} for claim in map(parse_hint, hints)]
     if rows:
         await execute(tx, _MARK_HINTED, {"rows": pack(rows)})
+
+
+def _parse_kept(row: Row[Any]) -> KeptScores | None:
+    if row.generation == 0 or row.kept_key is None or row.kept_result is None:
+        return None
+    return KeptScores(
+        blob_key=row.kept_key,
+        result=row.kept_result.encode(),
+        usage=None if row.kept_usage is None else row.kept_usage.encode(),
+        tensors=decode_tensors(row.kept_tensors),
+    )
 
 
 async def _give_back(
