@@ -7,6 +7,7 @@ run twice: the attempt number decides whose result counts.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -52,6 +53,8 @@ class Counts:
     fenced: int = 0
     released: int = 0
     retried: int = 0
+    commits: int = 0
+    commit_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -263,6 +266,7 @@ class Tasks:
         async def commit() -> set[str]:
             nonlocal tried
             earlier: set[str] = set()
+            started_at = time.monotonic()
             async with self.stores.database.transaction() as tx:
                 if tried:
                     claims = [outcome.claim for outcome in outcomes]
@@ -271,6 +275,8 @@ class Tasks:
                 left = [outcome for outcome in outcomes if outcome.id not in earlier]
                 done = await complete_jobs(tx, left, blob) if left else set()
                 crash_here("before_commit", self.settings.crash_at)
+            self.counts.commits += 1
+            self.counts.commit_s += time.monotonic() - started_at
             return done | earlier
 
         done = await self._retry("results not written", ids, commit)
