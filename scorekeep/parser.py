@@ -74,6 +74,7 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _fill_process(worker)
     _fill_worker(worker)
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
+    _fill_doctor(add("doctor", "compare rows, bytes and counts; 1 if something disagrees"))
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
     return parser
@@ -136,6 +137,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="the data folder (default: ./.scorekeep)"
     )
+
+
+def _fill_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_data(parser)
+    parser.add_argument("--repair", action="store_true", help="mend what is found")
+    parser.add_argument("--deep", action="store_true", help="read every blob, compare its hash")
 
 
 def _fill_score(parser: argparse.ArgumentParser) -> None:
