@@ -27,6 +27,7 @@ __all__ = [
     "Renewal",
     "claim_jobs",
     "mark_hinted",
+    "next_tenant",
     "release_jobs",
     "renew_leases",
     "retry_later",
@@ -95,13 +96,15 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
     lease_s: float,
     aged_first: bool | None = None,
     last_lane: Lane = LANES[-1],
+    after_tenant: str = "",
 ) -> list[ClaimedJob]:
     """Take up to ``max_jobs`` queued jobs of one of ``models``, the most urgent lane first.
 
     Takes at least one job, and no more than ``max_tokens`` with more than one. Tenants take turns.
     Jobs whose worker died come in groups of 8, then alone. ``aged_first`` is drawn by chance: it
     serves what waited longest, so that a busy lane cannot starve those behind it. Lanes behind
-    ``last_lane`` are left alone.
+    ``last_lane`` are left alone. Of very many tenants a claim sees a window of names around
+    ``after_tenant``: give it what ``next_tenant`` returns, so that the window moves on.
     """
     if aged_first is None:
         aged_first = random.randrange(_AGED_EVERY) == 0  # noqa: S311
@@ -114,6 +117,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
         "aged": int(aged_first),
         "ageing_s": AGEING_S,
         "last_lane": LANES.index(last_lane),
+        "after_tenant": after_tenant,
     }
     result = await execute(tx, CLAIM[tx.dialect.name], parameters)
     claimed = [
@@ -135,6 +139,13 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
         for row in result
     ]
     return sorted(claimed, key=lambda job: (LANES.index(job.lane), job.id))
+
+
+def next_tenant(after_tenant: str, claimed: Collection[ClaimedJob]) -> str:
+    """Return where the next claim's window of tenants begins: behind those just served."""
+    tenants = {job.tenant for job in claimed}
+    later = {tenant for tenant in tenants if tenant > after_tenant}
+    return max(later or tenants, default="")
 
 
 async def renew_leases(

@@ -56,6 +56,7 @@ class Stack:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._started: list[asyncio.subprocess.Process] = []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
@@ -109,6 +110,7 @@ class Stack:
             stdout=self._log,
             stderr=self._log,
         )
+        self._started.append(process)
         self._ends.push_async_callback(self.stop, process)
         return process
 
@@ -127,6 +129,11 @@ class Stack:
             process.kill()
             await process.wait()
             raise
+
+    async def stop_all(self) -> None:
+        """Terminate whatever still runs and wait; the API is the last."""
+        for process in reversed(self._started):
+            await self.stop(process)
 
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         """Send SIGKILL and wait for the end."""
