@@ -38,12 +38,14 @@ class _TextFormatter(logging.Formatter):
 def set_up_logging(*, level: str, style: str) -> None:
     """Send the root logger to standard error, as ``text`` or ``json`` lines.
 
-    arq logs every job's arguments at INFO, and aiohttp every request: both are kept to warnings.
+    arq logs every job's arguments at INFO, and aiohttp every request: they are kept quiet.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for chatty in ("arq.worker", "arq.jobs", "aiohttp.access", "httpx", "asyncio"):
+    # That a hint expired is no news: its job was claimed before.
+    logging.getLogger("arq.worker").setLevel(logging.ERROR)
+    for chatty in ("arq.jobs", "aiohttp.access", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -26,6 +26,7 @@ __all__ = ["Diagnosis", "examine", "main"]
 
 _PAGE = 500
 _YOUNG_S = 3600.0
+_COMMAND_TIMEOUT_S = 600.0
 _ENDED_STATES = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
 
 
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _examine_settings(options: argparse.Namespace) -> Diagnosis:
     settings = load_settings()
     set_up_logging(level=settings.log_level, style=settings.log_format)
-    database = Database(settings.database)
+    database = Database(settings.database, command_timeout_s=_COMMAND_TIMEOUT_S)
     try:
         store = BlobStore.open(settings.blobs)
         return await examine(

@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--tiny-jobs", type=int, default=standard.tiny_jobs)
     parser.add_argument("--seed", type=int, default=standard.seed)
     options = parser.parse_args()
-    plan = Plan(jobs=options.jobs, tiny_jobs=options.tiny_jobs, seed=options.seed)
+    plan = Plan(jobs=options.jobs, tiny_jobs=options.tiny_jobs, seed=options.seed, talks=True)
     with tempfile.TemporaryDirectory(prefix="scorekeep-chaos-") as folder:
         report = asyncio.run(run_programme(plan, Path(folder)))
     print(report.render())

@@ -11,6 +11,7 @@ import json
 import random
 import signal
 import struct
+import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter, deque
@@ -38,8 +39,8 @@ LEASE_S = 3.0
 MAX_CRASHES = 12
 SETTINGS = {
     "SCOREKEEP_LEASE_S": str(LEASE_S),
-    "SCOREKEEP_HEARTBEAT_S": "0.5",
-    "SCOREKEEP_SWEEP_S": "0.3",
+    "SCOREKEEP_HEARTBEAT_S": "1",
+    "SCOREKEEP_SWEEP_S": "1",
     "SCOREKEEP_CLAIM_JOBS": "16",
     "SCOREKEEP_MAX_CRASHES": str(MAX_CRASHES),
     "SCOREKEEP_LOG_LEVEL": "WARNING",
@@ -62,6 +63,7 @@ class Plan:
     dispatchers: int = 2
     timeout_s: float = 300.0
     seed: int = 4
+    talks: bool = False
 
     @property
     def faults(self) -> list[str]:
@@ -166,6 +168,7 @@ class Programme:
         self._receiver = receiver
         self._victims: list[_Victim] = []
         self._number = 0
+        self._started_at = 0.0
         self._background: list[asyncio.Task[None]] = []
         self._texts: dict[str, tuple[str, str]] = {}  # id -> model, text
         self._todo: deque[tuple[str, str]] = deque()
@@ -183,7 +186,7 @@ class Programme:
         if plan.tiny_jobs:
             await self._stack.start_worker("--model", "tiny")
         await self._stack.wait_for("/readyz")
-        started_at = time.monotonic()
+        self._started_at = time.monotonic()
         faults = plan.faults
         per_fault = -(-plan.jobs // max(1, len(faults)))
         submitting = [self._submit(plan.jobs, plan.tiny_jobs, per_fault)]
@@ -192,7 +195,8 @@ class Programme:
             await asyncio.gather(*self._background)
             with contextlib.suppress(TimeoutError):
                 await self._wait_for_end(plan.timeout_s)
-            report.seconds = time.monotonic() - started_at
+            report.seconds = time.monotonic() - self._started_at
+            self._say("all jobs ended, all events arrived")
             await self._measure_recovery()
             await self._judge()
         finally:
@@ -282,10 +286,16 @@ class Programme:
                 victim = await self._choose("worker")
                 self._background.append(asyncio.create_task(self._stall(victim)))
             self.report.faults[kind] += 1
+            self._say(f"{kind}: {len(self._texts)} jobs taken")
             for _ in range(release):
                 self._gate.release()
         for _ in range(self.plan.jobs):
             self._gate.release()
+
+    def _say(self, line: str) -> None:
+        """Show progress where somebody looks."""
+        if self.plan.talks:
+            print(f"{time.monotonic() - self._started_at:6.1f} s  {line}", file=sys.stderr)  # noqa: T201
 
     async def _choose(self, kind: str) -> _Victim:
         """Return a process that is at work this moment: its ledger has just grown."""
