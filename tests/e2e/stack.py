@@ -80,7 +80,7 @@ class Stack:
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        await self.start("api")
+        self.api_pid = (await self.start("api")).pid
         await self.wait_for("/healthz")
         return self
 
