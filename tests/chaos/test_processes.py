@@ -124,19 +124,26 @@ async def setting(sqlite_url: str, blob_url: str, tmp_path: Path) -> AsyncIterat
         yield setting
 
 
-async def test_a_worker_stopped_beyond_its_lease_is_fenced(setting: Setting) -> None:
+@pytest.fixture
+async def apart(postgres_url: str, blob_url: str, tmp_path: Path) -> AsyncIterator[Setting]:
+    """On PostgreSQL: a process that is stopped inside a transaction holds all of SQLite."""
+    async with open_setting(postgres_url, blob_url, tmp_path) as setting:
+        yield setting
+
+
+async def test_a_worker_stopped_beyond_its_lease_is_fenced(apart: Setting) -> None:
     """SIGSTOP mid-forward: another finishes the jobs; awake again its result is dropped."""
-    ids = await setting.submit(*([f"text {n}"] for n in range(100)))
-    with setting.start("a") as sleeper:
-        await setting.at_work("a")
+    ids = await apart.submit(*([f"text {n}"] for n in range(100)))
+    with apart.start("a") as sleeper:
+        await apart.at_work("a")
         sleeper.send_signal(signal.SIGSTOP)
-        with setting.start("b") as other:
-            rows = await setting.wait(ids)
+        with apart.start("b") as other:
+            rows = await apart.wait(ids)
             sleeper.send_signal(signal.SIGCONT)
             for process in (sleeper, other):
                 process.terminate()
                 await asyncio.to_thread(process.wait, 60)
-    database, store = setting.bench.database, setting.bench.blobs
+    database, store = apart.bench.database, apart.bench.blobs
     async with database.snapshot() as tx:
         counts = await read_counts(tx)
     await drop_orphans(database, store, older_than_s=-1.0)
@@ -144,10 +151,10 @@ async def test_a_worker_stopped_beyond_its_lease_is_fenced(setting: Setting) -> 
 
     assert {row.state for row in rows} == {JobState.SUCCEEDED}
     assert {row.attempt for row in rows} >= {2}
-    assert await setting.events(ids) == {1}
+    assert await apart.events(ids) == {1}
     assert counts["leases_reaped"] > 0
     assert found.is_clean, found
-    stale = {line.split()[0] for line in setting.ledger("a").read_text().splitlines()}
+    stale = {line.split()[0] for line in apart.ledger("a").read_text().splitlines()}
     assert stale & {row.id for row in rows if row.attempt == 2}
 
 
