@@ -19,6 +19,7 @@ SHORT = Plan(
     workers=2,
     dispatchers=1,
     timeout_s=90,
+    measures=False,
 )
 
 
