@@ -158,6 +158,7 @@ async def test_a_worker_stopped_beyond_its_lease_is_fenced(apart: Setting) -> No
     assert stale & {row.id for row in rows if row.attempt == 2}
 
 
+@pytest.mark.timeout(400)
 async def test_twenty_sigterms_at_random_moments(setting: Setting) -> None:
     """Each drains and exits with 0; nothing is lost, nothing runs into a crash count."""
     chance = random.Random(11)  # noqa: S311  # a seed, not a secret
