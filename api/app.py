@@ -8,7 +8,17 @@ from aiohttp import web
 
 from api.catalog import Catalog
 from api.middleware import errors_middleware, prepare_headers, request_id_middleware
-from api.routes import deliveries, events, health, jobs, models, results, score, webhooks
+from api.routes import (
+    deliveries,
+    events,
+    health,
+    jobs,
+    models,
+    operations,
+    results,
+    score,
+    webhooks,
+)
 from api.state import BLOBS, CATALOG, DATABASE, DIGESTS, QUEUE, SETTINGS, SUBMITTER, WAITERS
 from api.submitter import Submitter
 from api.tensor_files import DigestCache
@@ -45,7 +55,8 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    for resource in (jobs, results, events, score, models, health, webhooks, deliveries):
+    routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
+    for resource in routes:
         resource.add_routes(app)
     return app
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from api.bodies import json_response
 from api.errors import retry_header
 from api.state import SETTINGS
-from contract.jobs import TERMINAL, JobState
+from contract.jobs import RETRYABLE, TERMINAL, JobState
 from contract.moments import render_moment
 from contract.results import StoredResult
 from contract.scores import Job, JobCounts, Problem, Usage
@@ -70,6 +70,8 @@ def render_job(request: web.Request, row: JobRow, *, receipt: dict[str, Any] | N
         links["scores"] = f"{url}/scores"
         if find_tensor(row, HIDDEN_STATES):
             links["hidden_states"] = f"{url}/hidden_states"
+    if row.state in RETRYABLE:
+        links["retry"] = f"{url}/retry"
     return Job(
         id=row.id,
         state=row.state,

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from contract.errors import IllegalTransitionError
 
-__all__ = ["LANES", "TERMINAL", "TRANSITIONS", "JobState", "Lane", "check_transition"]
+__all__ = ["LANES", "RETRYABLE", "TERMINAL", "TRANSITIONS", "JobState", "Lane", "check_transition"]
 
 
 class JobState(StrEnum):
@@ -46,13 +46,16 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
         }
     ),
     JobState.SUCCEEDED: frozenset(),
-    JobState.PARTIAL: frozenset(),
-    JobState.FAILED: frozenset(),
+    JobState.PARTIAL: frozenset({JobState.QUEUED}),
+    JobState.FAILED: frozenset({JobState.QUEUED}),
     JobState.CANCELLED: frozenset(),
-    JobState.EXPIRED: frozenset(),
+    JobState.EXPIRED: frozenset({JobState.QUEUED}),
 }
 
-TERMINAL = frozenset(state for state, onward in TRANSITIONS.items() if not onward)
+#: No worker and no sweep moves these: only a client's retry may, which begins a new generation.
+TERMINAL = frozenset(JobState) - {JobState.QUEUED, JobState.RUNNING}
+#: What a client may retry: items without a score are left, and nobody asked to stop.
+RETRYABLE = frozenset(state for state in TERMINAL if JobState.QUEUED in TRANSITIONS[state])
 
 
 def check_transition(current: JobState, wanted: JobState) -> None:

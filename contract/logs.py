@@ -39,12 +39,14 @@ def set_up_logging(*, level: str, style: str) -> None:
     """Send the root logger to standard error, as ``text`` or ``json`` lines.
 
     arq logs every job's arguments at INFO, aiohttp every request, aiosqlite every statement with
-    its parameters: all are kept to warnings.
+    its parameters: they are kept quiet.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for chatty in ("arq.worker", "arq.jobs", "aiohttp.access", "httpx", "asyncio", "aiosqlite"):
+    # That a hint expired is no news: its job was claimed before.
+    logging.getLogger("arq.worker").setLevel(logging.ERROR)
+    for chatty in ("arq.jobs", "aiohttp.access", "httpx", "asyncio", "aiosqlite"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

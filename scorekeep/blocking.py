@@ -140,6 +140,10 @@ class Client:
         """See ``AsyncClient.cancel``."""
         return self._run(lambda: self._client.cancel(job))
 
+    def retry(self, job: str | Job) -> Job:
+        """See ``AsyncClient.retry``."""
+        return self._run(lambda: self._client.retry(job))
+
     def delete(self, job: str | Job) -> None:
         """See ``AsyncClient.delete``."""
         self._run(lambda: self._client.delete(job))

@@ -13,7 +13,7 @@ from contract.errors import RequestError, ScoreError, SettingsError, Unavailable
 from scorekeep import commands, webhook_commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
-from scorekeep.launch import API, MIGRATE, WORKER, LaunchOptions, render_environment
+from scorekeep.launch import API, DOCTOR, MIGRATE, WORKER, LaunchOptions, render_environment
 from scorekeep.parser import create_parser
 from scorekeep.up import up
 
@@ -60,12 +60,18 @@ def _run_migrate(options: argparse.Namespace) -> int:
     return _become(MIGRATE, LaunchOptions(data=options.data))
 
 
+def _run_doctor(options: argparse.Namespace) -> int:
+    flags = [f"--{name}" for name in ("repair", "deep") if getattr(options, name)]
+    return _become((*DOCTOR, *flags), LaunchOptions(data=options.data))
+
+
 _RUNS = {
     "demo": _run_demo,
     "up": _run_up,
     "api": _run_api,
     "worker": _run_worker,
     "migrate": _run_migrate,
+    "doctor": _run_doctor,
     **commands.RUNS,
     **webhook_commands.RUNS,
 }

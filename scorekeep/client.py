@@ -224,6 +224,14 @@ class AsyncClient:
         answer = await self._transport.send("POST", f"{_path(job)}/cancel")
         return msgspec.json.decode(answer.body, type=Job)
 
+    async def retry(self, job: str | Job) -> Job:
+        """Have the items scored that have no score; the others keep theirs. The same id.
+
+        Raises ``ConflictError`` unless it ended as failed, partial or expired.
+        """
+        answer = await self._transport.send("POST", f"{_path(job)}/retry")
+        return msgspec.json.decode(answer.body, type=Job)
+
     async def delete(self, job: str | Job) -> None:
         """Remove a job that has ended, its scores and its hidden states, for good."""
         await self._transport.send("DELETE", _path(job))

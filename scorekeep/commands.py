@@ -83,6 +83,13 @@ def run_cancel(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_retry(options: argparse.Namespace) -> int:
+    """Score what has no score."""
+    with _client(options) as client:
+        _print_job(client.retry(options.id), options)
+    return 0
+
+
 def run_delete(options: argparse.Namespace) -> int:
     """Delete a job."""
     with _client(options) as client:
@@ -97,6 +104,7 @@ RUNS: dict[str, Callable[[argparse.Namespace], int]] = {
     "jobs scores": run_scores,
     "jobs wait": run_wait,
     "jobs cancel": run_cancel,
+    "jobs retry": run_retry,
     "jobs delete": run_delete,
 }
 

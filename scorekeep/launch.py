@@ -15,13 +15,22 @@ from contract.config import Settings, load_settings
 from contract.errors import SettingsError
 from contract.models import parse_models
 
-__all__ = ["API", "MIGRATE", "WORKER", "LaunchOptions", "find_registry", "render_environment"]
+__all__ = [
+    "API",
+    "DOCTOR",
+    "MIGRATE",
+    "WORKER",
+    "LaunchOptions",
+    "find_registry",
+    "render_environment",
+]
 
 #: ``-P`` keeps the working directory, where a user may have an ``api`` folder, off the path.
 _PYTHON = (sys.executable, "-P", "-m")
 API = (*_PYTHON, "api")
 WORKER = (*_PYTHON, "worker")
 MIGRATE = (*_PYTHON, "storage.migrating")
+DOCTOR = (*_PYTHON, "storage.doctor")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

@@ -75,6 +75,7 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _fill_process(worker)
     _fill_worker(worker)
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
+    _fill_doctor(add("doctor", "compare rows, bytes and counts; 1 if something disagrees"))
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
     webhooks = add("webhooks", "endpoints, the log of deliveries, sending again", _EXIT_CODES)
@@ -144,6 +145,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _fill_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_data(parser)
+    parser.add_argument("--repair", action="store_true", help="mend what is found")
+    parser.add_argument("--deep", action="store_true", help="read every blob, compare its hash")
+
+
 def _fill_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("items", nargs="+", metavar="ITEM", help="a text; - reads one a line")
     parser.add_argument("--model", help="which model (default: the only one served)")
@@ -201,6 +208,7 @@ def _fill_jobs(parser: argparse.ArgumentParser, runs: Mapping[str, _Run]) -> Non
         ("scores", "show the scores of a job"),
         ("wait", "wait until a job has ended"),
         ("cancel", "stop a job that has not ended"),
+        ("retry", "score what has no score in a job that failed, is partial or expired"),
         ("delete", "remove a job that has ended, with its scores and hidden states"),
     ):
         add(name, text).add_argument("id", metavar="JOB")

@@ -134,6 +134,12 @@ class BlobStore:
                     message = "the blob folder is missing or not writable"
                     raise StoreUnavailableError(message, retry_after_s=2.0) from None
 
+    async def count_temporary(self, *, older_than_s: float) -> int:
+        """Return how many files writers that died left behind. Local stores only."""
+        if self._folder is None:
+            return 0
+        return len(await asyncio.to_thread(_find_temporary, self._folder, older_than_s))
+
     async def drop_temporary(self, *, older_than_s: float) -> int:
         """Delete what writers that died left behind; return how many. Local stores only."""
         if self._folder is None:
@@ -176,15 +182,21 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _drop_temporary(folder: Path, older_than_s: float) -> int:
-    count = 0
+def _find_temporary(folder: Path, older_than_s: float) -> list[Path]:
     limit = time.time() - older_than_s
+    found: list[Path] = []
     for path in folder.rglob(f"{_TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < limit:
-                path.unlink()
-                count += 1
-    return count
+                found.append(path)
+    return found
+
+
+def _drop_temporary(folder: Path, older_than_s: float) -> int:
+    found = _find_temporary(folder, older_than_s)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
 
 
 @contextlib.contextmanager

@@ -8,21 +8,26 @@ import random
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from sqlalchemy import Row
 
 from contract.jobs import LANES, Lane
 from storage.claiming import CLAIM
 from storage.database import Transaction
 from storage.events import ENDED, add_events
+from storage.refs import TensorRef, decode_tensors
 from storage.statements import Claim, execute, pack, pack_claims, parse_hint
 
 __all__ = [
     "Claim",
     "ClaimedJob",
+    "KeptScores",
     "Renewal",
     "claim_jobs",
     "mark_hinted",
+    "next_tenant",
     "release_jobs",
     "renew_leases",
     "retry_later",
@@ -32,6 +37,16 @@ __all__ = [
 #: Jobs that waited longer are served before their lane's turn in one claim of ``_AGED_EVERY``.
 AGEING_S = 60.0
 _AGED_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScores:
+    """What an earlier generation scored and a retry keeps. ``result`` and ``usage`` are JSON."""
+
+    blob_key: str
+    result: bytes
+    usage: bytes | None
+    tensors: list[TensorRef]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,7 @@ class ClaimedJob:
     run_timeout_s: float | None
     created_at: float
     compressed_request: bytes
+    kept: "KeptScores | None" = None
 
     @property
     def claim(self) -> Claim:
@@ -80,13 +96,15 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
     lease_s: float,
     aged_first: bool | None = None,
     last_lane: Lane = LANES[-1],
+    after_tenant: str = "",
 ) -> list[ClaimedJob]:
     """Take up to ``max_jobs`` queued jobs of one of ``models``, the most urgent lane first.
 
     Takes at least one job, and no more than ``max_tokens`` with more than one. Tenants take turns.
     Jobs whose worker died come in groups of 8, then alone. ``aged_first`` is drawn by chance: it
     serves what waited longest, so that a busy lane cannot starve those behind it. Lanes behind
-    ``last_lane`` are left alone.
+    ``last_lane`` are left alone. Of very many tenants a claim sees a window of names around
+    ``after_tenant``: give it what ``next_tenant`` returns, so that the window moves on.
     """
     if aged_first is None:
         aged_first = random.randrange(_AGED_EVERY) == 0  # noqa: S311
@@ -99,6 +117,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
         "aged": int(aged_first),
         "ageing_s": AGEING_S,
         "last_lane": LANES.index(last_lane),
+        "after_tenant": after_tenant,
     }
     result = await execute(tx, CLAIM[tx.dialect.name], parameters)
     claimed = [
@@ -115,10 +134,18 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
             run_timeout_s=row.run_timeout_s,
             created_at=row.created_at,
             compressed_request=row.request,
+            kept=_parse_kept(row),
         )
         for row in result
     ]
     return sorted(claimed, key=lambda job: (LANES.index(job.lane), job.id))
+
+
+def next_tenant(after_tenant: str, claimed: Collection[ClaimedJob]) -> str:
+    """Return where the next claim's window of tenants begins: behind those just served."""
+    tenants = {job.tenant for job in claimed}
+    later = {tenant for tenant in tenants if tenant > after_tenant}
+    return max(later or tenants, default="")
 
 
 async def renew_leases(
@@ -161,6 +188,17 @@ async def mark_hinted(tx: Transaction, hints: Iterable[str]) -> None:
     rows = [{"id": claim.id, "attempt": claim.attempt} for claim in map(parse_hint, hints)]
     if rows:
         await execute(tx, _MARK_HINTED, {"rows": pack(rows)})
+
+
+def _parse_kept(row: Row[Any]) -> KeptScores | None:
+    if row.generation == 0 or row.kept_key is None or row.kept_result is None:
+        return None
+    return KeptScores(
+        blob_key=row.kept_key,
+        result=row.kept_result.encode(),
+        usage=None if row.kept_usage is None else row.kept_usage.encode(),
+        tensors=decode_tensors(row.kept_tensors),
+    )
 
 
 async def _give_back(

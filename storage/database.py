@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import event, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -25,7 +26,8 @@ Transaction = AsyncConnection
 
 _BUSY_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
-_COMMAND_TIMEOUT_S = 30.0
+#: Also how soon a half-open connection is noticed: a third of a lease.
+_COMMAND_TIMEOUT_S = 10.0
 _POOL_SIZE = 8
 _POOL_OVERFLOW = 8
 _BEGIN_ATTEMPTS = 5
@@ -74,11 +76,14 @@ class Database:
     of other processes are waited for.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, command_timeout_s: float = _COMMAND_TIMEOUT_S) -> None:
         self.dialect: Literal["sqlite", "postgresql"] = (
             "sqlite" if url.startswith("sqlite") else "postgresql"
         )
-        self._engine = _open_sqlite(url) if self.dialect == "sqlite" else _open_postgresql(url)
+        if self.dialect == "sqlite":
+            self._engine = _open_sqlite(url)
+        else:
+            self._engine = _open_postgresql(url, command_timeout_s)
         self._reader = self._engine.execution_options(**{_WRITES: False})
         self._writer_turn: contextlib.AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if self.dialect == "sqlite" else contextlib.nullcontext()
@@ -170,8 +175,8 @@ def _unavailable(error: Exception) -> StoreUnavailableError:
     return StoreUnavailableError(message, retry_after_s=2.0)
 
 
-def _open_postgresql(url: str) -> AsyncEngine:
-    return create_async_engine(
+def _open_postgresql(url: str, command_timeout_s: float) -> AsyncEngine:
+    engine = create_async_engine(
         url,
         hide_parameters=True,  # they are requests and secrets, and errors are logged
         pool_size=_POOL_SIZE,
@@ -180,15 +185,33 @@ def _open_postgresql(url: str) -> AsyncEngine:
         pool_pre_ping=True,  # 0.1 ms; without it the first call after a restart fails
         connect_args={
             "timeout": _CONNECT_TIMEOUT_S,
-            "command_timeout": _COMMAND_TIMEOUT_S,
+            "command_timeout": command_timeout_s,
             "server_settings": {
                 "application_name": "scorekeep",
                 "idle_in_transaction_session_timeout": "60000",
-                "lock_timeout": "10000",
+                "lock_timeout": "5000",
                 "jit": "off",  # compiling the claim takes longer than running it
             },
         },
     )
+    event.listen(engine.sync_engine, "handle_error", _give_up_silent)
+    dialect = engine.sync_engine.dialect
+    ping = dialect.do_ping
+
+    def ping_or_give_up(connection: Any) -> bool:  # noqa: ANN401  # the driver's
+        try:
+            return ping(connection)
+        except TimeoutError:  # half-open: false makes the pool replace all that are as old
+            return False
+
+    dialect.do_ping = ping_or_give_up  # type: ignore[assignment, method-assign]  # it knows the driver's errors
+    return engine
+
+
+def _give_up_silent(context: ExceptionContext) -> None:
+    """Take a command that timed out for a dead connection, and its neighbours with it."""
+    if isinstance(context.original_exception, TimeoutError):
+        context.is_disconnect = True
 
 
 def _open_sqlite(url: str) -> AsyncEngine:

@@ -18,7 +18,7 @@ from storage.statements import execute, pack
 from storage.tables import jobs
 from storage.tensors import Tensor, parse_header, render_safetensors
 
-__all__ = ["delete_job", "drop_orphans", "forget"]
+__all__ = ["delete_job", "drop_orphans", "forget", "rewrite"]
 
 _PAGE = 500
 
@@ -43,7 +43,7 @@ async def forget(database: Database, store: BlobStore, ref: BlobRef) -> None:
     Readers of a neighbour in the same blob may find the old key gone: they read the row again.
     """
     while (key := await _key_of(database, ref.job_id)) is not None:
-        await _rewrite(database, store, key)
+        await rewrite(database, store, key)
 
 
 async def drop_orphans(database: Database, store: BlobStore, *, older_than_s: float) -> int:
@@ -73,7 +73,8 @@ async def _key_of(database: Database, job_id: str) -> str | None:
     return key
 
 
-async def _rewrite(database: Database, store: BlobStore, old: str) -> None:
+async def rewrite(database: Database, store: BlobStore, old: str) -> None:
+    """Write a blob anew with the live jobs whose rows name it and nothing else, or drop it."""
     query = select(jobs.c.id, jobs.c.tensors).where(
         jobs.c.blob_key == old, jobs.c.deleted_at.is_(None)
     )
@@ -89,11 +90,20 @@ async def _rewrite(database: Database, store: BlobStore, old: str) -> None:
             return
         data, moved = await asyncio.to_thread(_without_dead, whole, alive)
         blob = await store.put(f"{create_id('btc')}.safetensors", data)
-    if await _move(database, old, blob, {job_id: moved.get(job_id, []) for job_id in alive}):
+    unnamed = not alive and await _is_unnamed(database, old)
+    if unnamed or await _move(
+        database, old, blob, {job_id: moved.get(job_id, []) for job_id in alive}
+    ):
         await _drop(database, store, [old])
         await _release_dead(database, old)
     elif blob is not None:  # another process was first
         await store.delete([blob.key])
+
+
+async def _is_unnamed(database: Database, key: str) -> bool:
+    async with database.snapshot() as tx:
+        found = await tx.execute(select(jobs.c.id).where(jobs.c.blob_key == key).limit(1))
+        return found.first() is None
 
 
 async def _release_dead(database: Database, old: str) -> None:

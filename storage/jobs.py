@@ -138,12 +138,13 @@ async def get_job(tx: Transaction, tenant: str, job_id: str) -> JobRow:
     return parse_job(row)
 
 
-async def list_jobs(  # a filter each
+async def list_jobs(  # noqa: PLR0913  # a filter each
     tx: Transaction,
     tenant: str,
     *,
     state: JobState | None = None,
     model: str | None = None,
+    error_code: str | None = None,
     metadata: Mapping[str, str] | None = None,
     after: str | None = None,
     limit: int = 20,
@@ -156,6 +157,10 @@ async def list_jobs(  # a filter each
         query = query.where(jobs.c.state == state.value)
     if model is not None:
         query = query.where(jobs.c.model == model)
+    if error_code is not None:
+        # Stored by msgspec with the code first: no cast to JSON, which SQLite and PostgreSQL spell
+        # in different ways.
+        query = query.where(jobs.c.error.startswith(f'{{"code":"{error_code}"', autoescape=True))
     for key, value in (metadata or {}).items():
         query = query.where(jobs.c.metadata[key].as_string() == value)
     result = await tx.execute(query.order_by(jobs.c.id.desc()).limit(limit))

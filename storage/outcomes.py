@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import IllegalTransitionError
-from contract.jobs import JobState
+from contract.jobs import RETRYABLE, JobState
 from storage.blobs import BlobInfo
 from storage.database import Transaction
 from storage.events import ENDED, add_events
@@ -14,7 +14,7 @@ from storage.receipts import put_receipts
 from storage.refs import TensorRef, encode_tensors
 from storage.statements import Claim, execute, pack
 
-__all__ = ["JobOutcome", "cancel_job", "complete_jobs", "find_completed"]
+__all__ = ["JobOutcome", "cancel_job", "complete_jobs", "find_completed", "retry_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,20 @@ async def cancel_job(tx: Transaction, tenant: str, job_id: str) -> JobRow:
     return row
 
 
+async def retry_job(tx: Transaction, tenant: str, job_id: str) -> JobRow:
+    """Queue a job that left items without a score: the same id, a new generation.
+
+    What was scored stays with the row, for the worker to keep. Its deadline in the queue is not
+    set again. Raises ``IllegalTransitionError`` for any other job, and as ``get_job`` does.
+    """
+    parameters = {"id": job_id, "tenant": tenant}
+    retried = (await execute(tx, _RETRY, parameters)).one_or_none()
+    row = await get_job(tx, tenant, job_id)
+    if retried is None:
+        raise IllegalTransitionError(current=row.state, wanted=JobState.QUEUED)
+    return row
+
+
 def _render(outcome: JobOutcome) -> dict[str, Any]:
     return {
         "id": outcome.id,
@@ -150,6 +164,17 @@ _ADD_BLOB = """
 INSERT INTO blobs (key, size_bytes, sha256, created_at)
 VALUES (:key, :size_bytes, :sha256, {now}) ON CONFLICT DO NOTHING
 """
+
+_RETRY = f"""
+UPDATE jobs SET
+    state = 'queued', generation = generation + 1, version = version + 1,
+    crash_count = 0, error_count = 0, error = NULL, available_at = {{now}}, hinted_at = NULL,
+    lease_until_at = NULL, queue_deadline_at = NULL, cancel_requested_at = NULL,
+    finished_at = NULL, expires_at = NULL
+WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL
+  AND state IN ({", ".join(f"'{state}'" for state in sorted(RETRYABLE))})
+RETURNING id
+"""  # noqa: S608  # constants of ours
 
 _CANCEL = f"""
 UPDATE jobs SET

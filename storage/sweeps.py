@@ -10,9 +10,10 @@ from contract.scores import Problem
 from storage.database import Transaction
 from storage.events import ENDED, add_events
 from storage.refs import BlobRef
-from storage.statements import execute
+from storage.statements import execute, pack
 
-__all__ = ["Reaped", "collect_expired", "expire_jobs", "reap_jobs", "unforgotten_refs"]
+__all__ = ["Reaped", "collect_expired", "expire_jobs", "purge_tombstones", "reap_jobs"]
+__all__ += ["unforgotten_refs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Reaped:
 async def reap_jobs(tx: Transaction, *, max_crashes: int, limit: int) -> Reaped:
     """Take jobs from workers that stopped renewing; each counts as a crash of the job.
 
-    They are queued again; at ``max_crashes`` they fail as ``poisoned``; those whose client asked
-    to cancel are cancelled.
+    They are queued again; at ``max_crashes`` they fail as ``poisoned``, or stay ``partial`` where
+    an earlier generation has scores; those whose client asked to cancel are cancelled.
     """
     message = f"the workers that held this job stopped answering, {max_crashes} times"
     parameters = {
@@ -40,7 +41,7 @@ async def reap_jobs(tx: Transaction, *, max_crashes: int, limit: int) -> Reaped:
     await add_events(tx, rows)
     return Reaped(
         requeued=[f"{row.id}:{row.attempt}" for row in rows if row.state == JobState.QUEUED],
-        failed=[row.id for row in rows if row.state == JobState.FAILED],
+        failed=[row.id for row in rows if row.state in {JobState.FAILED, JobState.PARTIAL}],
         cancelled=[row.id for row in rows if row.state == JobState.CANCELLED],
     )
 
@@ -57,10 +58,22 @@ async def expire_jobs(tx: Transaction, *, limit: int) -> list[str]:
 async def collect_expired(tx: Transaction, *, limit: int) -> list[BlobRef]:
     """Turn jobs past their retention into tombstones; return the blobs that hold bytes of them.
 
-    The bytes go after the commit, by ``forgetting.forget``.
+    Deliveries and their log go with them. The bytes go after the commit, by
+    ``forgetting.forget``.
     """
-    rows = await execute(tx, _COLLECT, {"limit": limit})
+    rows = (await execute(tx, _COLLECT, {"limit": limit})).all()
+    if rows:
+        await execute(tx, _DROP_DELIVERIES, {"rows": pack({"id": row.id} for row in rows)})
     return [BlobRef(row.id, row.blob_key) for row in rows if row.blob_key is not None]
+
+
+async def purge_tombstones(tx: Transaction, *, older_than_s: float, limit: int) -> int:
+    """Delete tombstones, and their events, that long after the deletion; return how many.
+
+    From then on the id answers 404 instead of 410. One whose bytes are still there stays.
+    """
+    parameters = {"older_than_s": older_than_s, "limit": limit}
+    return (await execute(tx, _PURGE, parameters)).rowcount
 
 
 async def unforgotten_refs(tx: Transaction, *, limit: int) -> list[BlobRef]:
@@ -77,14 +90,15 @@ _REAP = f"""
 WITH due AS MATERIALIZED (
     SELECT j.id AS due_id,
            CASE WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
-                WHEN j.crash_count + 1 >= :max_crashes THEN 'failed' ELSE 'queued' END AS next
+                WHEN j.crash_count + 1 < :max_crashes THEN 'queued'
+                WHEN j.scored_count > 0 THEN 'partial' ELSE 'failed' END AS next
     FROM jobs j WHERE j.state = 'running' AND j.lease_until_at < {{now}}
     ORDER BY j.lease_until_at LIMIT :limit {{skip j}})
 UPDATE jobs SET
     state = next, crash_count = crash_count + 1, lease_until_at = NULL, hinted_at = NULL,
     available_at = {{now}}, version = version + 1,
-    error = CASE next WHEN 'failed' THEN :poisoned ELSE error END,
-    failed_count = CASE next WHEN 'failed' THEN item_count ELSE 0 END,
+    error = CASE WHEN next IN ('failed', 'partial') THEN :poisoned ELSE error END,
+    failed_count = CASE next WHEN 'failed' THEN item_count ELSE failed_count END,
     finished_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} END,
     expires_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} + expires_after_s END
 FROM due WHERE jobs.id = due_id
@@ -114,6 +128,16 @@ UPDATE jobs SET
     metadata = '{}', webhook_url = NULL, version = version + 1
 FROM due WHERE jobs.id = due_id
 RETURNING id, blob_key
+"""
+
+_DROP_DELIVERIES = """
+DELETE FROM deliveries WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
+"""
+
+_PURGE = """
+DELETE FROM jobs WHERE id IN (
+    SELECT id FROM jobs WHERE deleted_at < {now} - :older_than_s AND blob_key IS NULL
+    ORDER BY deleted_at LIMIT :limit)
 """
 
 _UNFORGOTTEN = """

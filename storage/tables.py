@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
     "blobs",
+    "counters",
     "deliveries",
     "delivery_attempts",
     "events",
@@ -260,4 +261,11 @@ workers = Table(
     Column("models", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("heartbeat_at", Float(53), nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
 )

@@ -69,6 +69,10 @@ class Deliverer:
         """Look for due deliveries now."""
         self._wake.set()
 
+    def totals(self) -> dict[str, float]:
+        """Return what was done since the start, by counter."""
+        return {"delivery_attempts": self.attempts, "deliveries": self.delivered}
+
     def stop(self) -> None:
         """Claim no more; attempts in flight end and are recorded."""
         self._stopping = True

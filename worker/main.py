@@ -21,6 +21,7 @@ from storage.ids import create_id
 from worker.deliveries import Deliverer
 from worker.loading import Engine, create_engine
 from worker.maintenance import Maintenance
+from worker.metering import Meter, Source
 from worker.scoring import Scoring
 from worker.stores import Stores, open_stores
 from worker.webhooks import open_session
@@ -118,8 +119,12 @@ class Worker:
                     announced=deliverer.wake,
                 )
                 parts.append(group.create_task(scoring.run()))
+            sources: list[Source] = [deliverer.totals, lambda: maintenance.totals]
+            if scoring is not None:
+                sources.append(scoring.totals)
+            meter = Meter(stores.database, sources)
             tidying = [
-                group.create_task(self._tidy(maintenance)),
+                group.create_task(self._tidy(maintenance, meter)),
                 group.create_task(self._collect(maintenance)),
             ]
             _LOG.info("worker started", extra={"worker": self.id, "pid": os.getpid()})
@@ -129,6 +134,7 @@ class Worker:
                 scoring.stop()
             deliverer.stop()
             await self._drain([*parts, *tidying])
+            await meter.add_once()
         return scoring.exit_code if scoring is not None else 0
 
     async def _wait_for_end(self, parts: Sequence["asyncio.Task[None]"]) -> None:
@@ -146,9 +152,10 @@ class Worker:
             logging.shutdown()
             os._exit(_NOT_DRAINED_EXIT)
 
-    async def _tidy(self, maintenance: Maintenance) -> None:
+    async def _tidy(self, maintenance: Maintenance, meter: Meter) -> None:
         while not self._stopping.is_set():
             await maintenance.run_once()
+            await meter.add_once()
             await self._pause(self._settings.sweep_s)
 
     async def _collect(self, maintenance: Maintenance) -> None:

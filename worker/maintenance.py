@@ -4,8 +4,9 @@ Any number of processes may run these at the same time.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contract.config import Settings
 from contract.errors import StoreUnavailableError
@@ -19,6 +20,8 @@ _PAGE = 500
 _DEAD_WORKER_S = 3600.0
 #: A blob without a row may be one whose row is about to be written.
 _ORPHAN_S = 3600.0
+#: How long a deleted id answers 410 rather than 404.
+_TOMBSTONE_S = 30 * 86400.0
 #: A row whose hint is older than this many sweeps is hinted again.
 _HINT_SWEEPS = 5
 
@@ -30,6 +33,7 @@ class Maintenance:
     settings: Settings
     stores: Stores
     announced: Callable[[], object] = lambda: None
+    totals: Counter[str] = field(default_factory=Counter)
 
     async def run_once(self) -> dict[str, int]:
         """Do every round once; one that fails is logged and does not keep the others."""
@@ -39,6 +43,7 @@ class Maintenance:
             "collected": self.collect_once,
             "hinted": self.hint_once,
             "keys": self.drop_keys_once,
+            "tombstones": self.purge_once,
             "workers": self.drop_workers_once,
         }
         counts: dict[str, int] = {}
@@ -56,6 +61,8 @@ class Maintenance:
         """Give jobs of expired leases back, or end those that keep killing workers."""
         async with self.stores.database.transaction() as tx:
             reaped = await sweeps.reap_jobs(tx, max_crashes=self.settings.max_crashes, limit=_PAGE)
+        self.totals["leases_reaped"] += len(reaped.requeued + reaped.failed + reaped.cancelled)
+        self.totals["jobs_poisoned"] += len(reaped.failed)
         await self._announce([*reaped.failed, *reaped.cancelled])
         if reaped.requeued:
             await self.stores.queue.forget(reaped.requeued)  # the dead worker's arq keys
@@ -66,6 +73,7 @@ class Maintenance:
         """End queued jobs whose deadline in the queue passed."""
         async with self.stores.database.transaction() as tx:
             expired = await sweeps.expire_jobs(tx, limit=_PAGE)
+        self.totals["jobs_expired"] += len(expired)
         await self._announce(expired)
         return len(expired)
 
@@ -76,7 +84,13 @@ class Maintenance:
             gone += await sweeps.unforgotten_refs(tx, limit=_PAGE)
         for ref in gone:
             await forgetting.forget(self.stores.database, self.stores.blobs, ref)
+        self.totals["jobs_collected"] += len(gone)
         return len(gone)
+
+    async def purge_once(self) -> int:
+        """Delete tombstones that nobody asks for any more."""
+        async with self.stores.database.transaction() as tx:
+            return await sweeps.purge_tombstones(tx, older_than_s=_TOMBSTONE_S, limit=_PAGE)
 
     async def hint_once(self) -> int:
         """Hint rows that wait without a fresh hint: it was lost, or nobody could take it."""
@@ -105,7 +119,9 @@ class Maintenance:
         orphans = await forgetting.drop_orphans(
             self.stores.database, self.stores.blobs, older_than_s=older_than_s
         )
-        return orphans + await self.stores.blobs.drop_temporary(older_than_s=older_than_s)
+        orphans += await self.stores.blobs.drop_temporary(older_than_s=older_than_s)
+        self.totals["orphan_blobs_dropped"] += orphans
+        return orphans
 
     async def _announce(self, ids: list[str]) -> None:
         if ids:

@@ -14,7 +14,7 @@ from contract.errors import ModelUnavailableError, StoreUnavailableError
 from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
-from storage.claims import Claim, ClaimedJob, claim_jobs
+from storage.claims import Claim, ClaimedJob, claim_jobs, next_tenant
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
 from worker.serving import Serving
@@ -66,6 +66,7 @@ class Pump:
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._claimed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._swept_at = 0.0
+        self._after_tenant = ""
 
     def wake(self) -> None:
         """Look for work now."""
@@ -140,12 +141,14 @@ class Pump:
                     max_tokens=self._settings.batch_tokens,
                     lease_s=self._settings.lease_s,
                     last_lane=LANES[0] if place.urgent else LANES[-1],
+                    after_tenant=self._after_tenant,
                 )
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("nothing claimed", extra={"reason": error.message})
             return []
         if jobs:
             crash_here("after_claim", self._settings.crash_at)
+        self._after_tenant = next_tenant(self._after_tenant, jobs)
         self._tasks.leases.hold(jobs, since=since)
         self._remember(jobs)
         return jobs

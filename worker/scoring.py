@@ -78,6 +78,20 @@ class Scoring:
         self.pump = Pump(self.tasks, self.serving, worker=worker)
         self._publishing: set[asyncio.Task[None]] = set()
 
+    def totals(self) -> dict[str, float]:
+        """Return what was done since the start, by counter."""
+        counts = self.tasks.counts
+        return {
+            "jobs_completed": counts.completed,
+            "fenced_writes": counts.fenced,
+            "jobs_released": counts.released,
+            "jobs_retried": counts.retried,
+            "commits": counts.commits,
+            "commit_seconds": counts.commit_s,
+            "batches": self._batcher.batches,
+            "forward_seconds": self._batcher.forward_s,
+        }
+
     def stop(self) -> None:
         """Drain: claim no more, end the batch in flight, give the rest back."""
         self.pump.stop()

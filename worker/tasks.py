@@ -8,6 +8,7 @@ run twice: the attempt number decides whose result counts.
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,13 +21,17 @@ from contract.scores import ItemError, ScoreRequest
 from storage import claims as claims_table
 from storage.blobs import BlobInfo
 from storage.claims import Claim, ClaimedJob
+from storage.forgetting import rewrite
 from storage.ids import create_id
 from storage.outcomes import JobOutcome, complete_jobs, find_completed
 from worker.batcher import MicroBatcher, Submission, Ticket
 from worker.crashing import crash_here
 from worker.deadlines import HardDeadline
+from worker.earlier import list_open, place_readings, read_earlier
 from worker.engine.encoding import EncodedBatch
+from worker.engine.merging import EarlierScores, keep_all, merge
 from worker.engine.seam import JobScores, PreparedJob, Reading, Scorer
+from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure
 from worker.leases import LeaseKeeper
 from worker.results import fail_job, render_outcome, render_problem
@@ -49,6 +54,8 @@ class Counts:
     fenced: int = 0
     released: int = 0
     retried: int = 0
+    commits: int = 0
+    commit_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +67,9 @@ class Work:
     ticket: Ticket | None = None
     scores: JobScores | None = None
     error: Exception | None = None
+    #: of a retried job: what it keeps, and which of its sequences are still to be scored
+    earlier: EarlierScores | None = None
+    places: list[int] | None = None
 
     @property
     def claim(self) -> Claim:
@@ -76,6 +86,8 @@ class Conclusion:
     released: list[Work] = field(default_factory=list)
     blob_key: str | None = None
     data: bytes = b""
+    #: blobs that hold scores which were kept and written anew
+    earlier_keys: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -95,6 +107,11 @@ class Tasks:
     async def prepare(self, scorer: Scorer, jobs: Sequence[ClaimedJob]) -> list[Work]:
         """Tokenise in a thread; a request that this model cannot score ends here, alone."""
         works = [Work(job) for job in jobs]
+        for work in works:
+            try:
+                work.earlier = await read_earlier(self.stores.blobs, work.job)
+            except StoreUnavailableError as error:  # it is given back
+                work.error = error
         await asyncio.to_thread(self._prepare_all, scorer, works)
         return works
 
@@ -102,7 +119,7 @@ class Tasks:
         """Put everything through the model and wait until each job has its answers."""
         for work in works:
             if work.prepared is not None:
-                work.ticket = Ticket(work.job.id, work.job.lane, work.prepared.sequences)
+                work.ticket = Ticket(work.job.id, work.job.lane, _list_sequences(work))
         tickets = [work.ticket for work in works if work.ticket is not None]
         submission = self.batcher.submit(scorer, tickets)
         self.running.update((ticket.key, submission) for ticket in tickets)
@@ -141,6 +158,8 @@ class Tasks:
         if done:
             await self.stores.queue.publish_finished(sorted(done))
             self.announced()
+        for key in conclusion.earlier_keys:
+            await rewrite(self.stores.database, self.stores.blobs, key)
 
     async def fail(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
         """End every job of a batch with ``error``: nothing runs for ever."""
@@ -162,9 +181,14 @@ class Tasks:
     def _prepare_all(self, scorer: Scorer, works: Sequence[Work]) -> None:
         with self.deadline.watch("prepare"):
             for work in works:
+                if work.error is not None:
+                    continue
                 try:
                     request = msgspec.json.decode(work.job.request, type=ScoreRequest)
-                    work.prepared = scorer.prepare(request)
+                    prepared = scorer.prepare(request)
+                    if work.earlier is not None:
+                        work.places = list_open(scorer, prepared, work.earlier)
+                    work.prepared = prepared
                 except Exception as error:  # noqa: BLE001  # the job runner: the job says why
                     work.error = error
 
@@ -189,6 +213,11 @@ class Tasks:
         if encoded is not None:
             conclusion.blob_key = f"batches/{create_id('btc')}.safetensors"
             conclusion.data = encoded.data
+        conclusion.earlier_keys = {
+            work.job.kept.blob_key
+            for work in works
+            if work.scores is not None and work.job.kept is not None
+        }
         conclusion.outcomes += [
             render_outcome(
                 work.job,
@@ -207,13 +236,16 @@ class Tasks:
             return
         if isinstance(error, ScoreError) and error.retryable:
             conclusion.released.append(work)
+        elif error is not None and work.earlier is not None:
+            problem = render_problem(error)
+            work.scores = keep_all(work.earlier, problem.code, problem.message)
         elif error is not None:
             conclusion.outcomes.append(fail_job(work.job, render_problem(error)))
         elif self._deserves_another(work):
             conclusion.again.append(work)
         elif work.prepared is not None:
             try:
-                work.scores = scorer.finish(work.prepared, _list_readings(ticket))
+                work.scores = _finish(scorer, work, work.prepared)
             except Exception as raised:  # noqa: BLE001  # the job runner: the job says why
                 _LOG.exception("finishing raised", extra={"job": work.job.id})
                 conclusion.outcomes.append(fail_job(work.job, render_problem(raised)))
@@ -237,6 +269,7 @@ class Tasks:
         async def commit() -> set[str]:
             nonlocal tried
             earlier: set[str] = set()
+            started_at = time.monotonic()
             async with self.stores.database.transaction() as tx:
                 if tried:
                     earlier = await find_completed(tx, claims, blob)
@@ -244,6 +277,8 @@ class Tasks:
                 left = [outcome for outcome in outcomes if outcome.id not in earlier]
                 done = await complete_jobs(tx, left, blob) if left else set()
                 crash_here("before_commit", self.settings.crash_at)
+            self.counts.commits += 1
+            self.counts.commit_s += time.monotonic() - started_at
             return done | earlier
 
         done = await self._retry("results not written", claims, commit)
@@ -297,6 +332,19 @@ class Tasks:
         _LOG.warning("results fenced: another attempt owns the jobs", extra={"jobs": fenced})
         if blob is not None and not done:
             await self.stores.blobs.delete([blob.key])
+
+
+def _list_sequences(work: Work) -> list[TokenSequence]:
+    sequences = [] if work.prepared is None else work.prepared.sequences
+    return sequences if work.places is None else [sequences[place] for place in work.places]
+
+
+def _finish(scorer: Scorer, work: Work, prepared: PreparedJob) -> JobScores:
+    readings = _list_readings(work.ticket)
+    if work.places is None or work.earlier is None:
+        return scorer.finish(prepared, readings)
+    fresh = scorer.finish(prepared, place_readings(prepared, work.places, readings))
+    return merge(fresh, work.earlier)
 
 
 def _list_readings(ticket: Ticket | None) -> list[Reading | ItemError]:

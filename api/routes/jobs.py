@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -22,10 +22,12 @@ from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
 from storage import forgetting, idempotency, jobs, outcomes, receipts
 from storage.database import Transaction
+from storage.jobs import JobRow
 from storage.refs import BlobRef
 
 __all__ = ["add_routes"]
 
+_CODE = re.compile(r"[a-z_]{1,64}")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
@@ -35,6 +37,7 @@ def add_routes(app: web.Application) -> None:
     app.router.add_get("/v1/jobs", get_jobs)
     app.router.add_get("/v1/jobs/{id}", get_job)
     app.router.add_post("/v1/jobs/{id}/cancel", post_cancel)
+    app.router.add_post("/v1/jobs/{id}/retry", post_retry)
     app.router.add_delete("/v1/jobs/{id}", delete_job)
 
 
@@ -80,6 +83,7 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
     query = request.query
     metadata = _parse_metadata(list(query.items()))
     state, model = _parse_state(query.get("state")), query.get("model")
+    error_code = _parse_error_code(query.get("error_code"))
     limit = parse_limit(query.get("limit"))
     after = parse_cursor(query.get("cursor"))
     if model is not None:
@@ -90,6 +94,7 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
             tenant_of(request),
             state=state,
             model=model,
+            error_code=error_code,
             metadata=metadata,
             after=after,
             limit=limit + 1,
@@ -109,23 +114,36 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:
     """Cancel: at once where queued (200), asked of the worker where running (202)."""
+    row, headers = await _change(request, outcomes.cancel_job)
+    if row.state in TERMINAL:
+        request.app[WAITERS].wake([row.id])
+        await request.app[QUEUE].publish_finished([row.id])
+    return job_response(request, row, status=200 if row.state in TERMINAL else 202, headers=headers)
+
+
+async def post_retry(request: web.Request) -> web.StreamResponse:
+    """Queue a job again for the items that have no score: 202, the same id."""
+    row, headers = await _change(request, outcomes.retry_job)
+    await request.app[QUEUE].hint([row.hint])
+    return job_response(request, row, status=202, headers=headers)
+
+
+async def _change(
+    request: web.Request, change: Callable[[Transaction, str, str], Awaitable[JobRow]]
+) -> tuple[JobRow, dict[str, str]]:
+    """Move the job that the path names, once per idempotency key."""
     job_id = parse_job_id(request)
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
     key = await run_for(body, lambda: request_key(request, body))
     tenant = tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
-        replayed = key is not None and await _is_repeated(tx, tenant, key)
-        if replayed:
+        if key is not None and await _is_repeated(tx, tenant, key):
             row = await jobs.get_job(tx, tenant, job_id)
-        else:
-            row = await outcomes.cancel_job(tx, tenant, job_id)
-            if key is not None:
-                await idempotency.bind(tx, tenant, key.route, key.key, job_id)
-    if row.state in TERMINAL:
-        request.app[WAITERS].wake([job_id])
-        await request.app[QUEUE].publish_finished([job_id])
-    headers = {"Idempotent-Replayed": "true"} if replayed else {}
-    return job_response(request, row, status=200 if row.state in TERMINAL else 202, headers=headers)
+            return row, {"Idempotent-Replayed": "true"}
+        row = await change(tx, tenant, job_id)
+        if key is not None:
+            await idempotency.bind(tx, tenant, key.route, key.key, job_id)
+    return row, {}
 
 
 async def delete_job(request: web.Request) -> web.StreamResponse:
@@ -168,6 +186,13 @@ def _parse_state(text: str | None) -> JobState | None:
         raise InvalidRequestError(message, param="state") from error
 
 
+def _parse_error_code(text: str | None) -> str | None:
+    if text is not None and not _CODE.fullmatch(text):
+        message = "an error code is a word of small letters and underscores"
+        raise InvalidRequestError(message, param="error_code")
+    return text
+
+
 def _parse_metadata(query: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the ``metadata.KEY`` filters. A parameter that is not known is refused by name."""
     metadata: dict[str, str] = {}
@@ -175,7 +200,7 @@ def _parse_metadata(query: Sequence[tuple[str, str]]) -> dict[str, str]:
         if name.startswith("metadata.") and len(name) > len("metadata."):
             check_plain_text(name, "metadata")
             metadata[name.removeprefix("metadata.")] = check_plain_text(value, name)
-        elif name not in {"state", "model", "limit", "cursor"}:
+        elif name not in {"state", "model", "error_code", "limit", "cursor"}:
             message = f"there is no filter {name[:100]!r}"
             raise InvalidRequestError(message, param=name[:100])
     return metadata

@@ -49,6 +49,7 @@ class Stack:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._started: list[asyncio.subprocess.Process] = []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
@@ -72,7 +73,7 @@ class Stack:
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        await self.start("api")
+        self.api_pid = (await self.start("api")).pid
         await self.wait_for("/healthz")
         return self
 
@@ -102,6 +103,7 @@ class Stack:
             stdout=self._log,
             stderr=self._log,
         )
+        self._started.append(process)
         self._ends.push_async_callback(self.stop, process)
         return process
 
@@ -120,6 +122,11 @@ class Stack:
             process.kill()
             await process.wait()
             raise
+
+    async def stop_all(self) -> None:
+        """Terminate whatever still runs and wait; the API is the last."""
+        for process in reversed(self._started):
+            await self.stop(process)
 
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         """Send SIGKILL and wait for the end."""

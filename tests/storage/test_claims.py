@@ -1,6 +1,8 @@
 """Claims: the order, the limits, the lease, and that two workers never hold one job."""
 
 import asyncio
+import statistics
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from storage.claims import (
     Claim,
     claim_jobs,
     mark_hinted,
+    next_tenant,
     release_jobs,
     renew_leases,
     retry_later,
@@ -46,6 +49,26 @@ async def test_nothing_is_claimed_of_other_models(database: Database) -> None:
     assert await claim(database, models=[]) == []
     assert [job.model for job in await claim(database, models=["b", "a"])] == ["a", "a"]
     assert [job.model for job in await claim(database, models=["b", "a"])] == ["b"]
+
+
+@pytest.mark.slow
+async def test_a_thousand_tenants_take_turns(database: Database) -> None:
+    """A claim sees a window of them, moves it on, and no tenant is forgotten."""
+    names = [f"tenant-{number:04}" for number in range(1000)]
+    await submit(database, *(new_job(tenant=name) for name in names))
+    after = ""
+    served: list[str] = []
+    costs: list[float] = []
+    while len(served) < len(names):
+        started_at = time.perf_counter()
+        jobs = await claim(database, max_jobs=64, after_tenant=after)
+        costs.append(time.perf_counter() - started_at)
+        assert jobs
+        after = next_tenant(after, jobs)
+        served += [job.tenant for job in jobs]
+
+    assert sorted(served) == names
+    print(f"claim, 1000 tenants: median {statistics.median(costs) * 1000:.1f} ms")  # noqa: T201
 
 
 async def test_limits_of_jobs_and_tokens_hold(database: Database) -> None:

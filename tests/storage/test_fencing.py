@@ -12,19 +12,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from contract.jobs import TERMINAL, JobState
+from contract.errors import IllegalTransitionError
+from contract.jobs import RETRYABLE, TERMINAL, JobState
 from storage import statements
 from storage.claims import ClaimedJob, claim_jobs, release_jobs, renew_leases, retry_later
 from storage.database import Database
 from storage.events import list_events
 from storage.jobs import add_jobs, get_job
-from storage.outcomes import cancel_job, complete_jobs
+from storage.outcomes import cancel_job, complete_jobs, retry_job
 from storage.sweeps import reap_jobs
 from tests.services import run_apart
 from tests.storage.factories import new_job, outcome, run_sql
 
 _STEPS = st.lists(
-    st.sampled_from(["claim", "lapse", "complete", "cancel", "release", "retry", "renew"]),
+    st.sampled_from(
+        ["claim", "lapse", "complete", "fail", "cancel", "release", "retry", "renew", "again"]
+    ),
     min_size=3,
     max_size=14,
 )
@@ -47,6 +50,7 @@ class _Story:
     job_id: str = ""
     claims: list[ClaimedJob] = field(default_factory=list)
     winner: int | None = None
+    generation: int = 0
 
     async def play(self, steps: list[str]) -> None:
         """Run ``steps``; every holder of a claim, stale ones first, tries what a holder can."""
@@ -69,10 +73,28 @@ class _Story:
             await reap_jobs(tx, max_crashes=100, limit=10)
 
     async def complete(self) -> None:
+        await self._end(JobState.SUCCEEDED)
+
+    async def fail(self) -> None:
+        await self._end(JobState.FAILED)
+
+    async def again(self) -> None:
+        """The client retries: legal where an end left items without a score, a new generation."""
+        async with self.database.transaction() as tx:
+            before = await get_job(tx, "t", self.job_id)
+            if before.state not in RETRYABLE:
+                with pytest.raises(IllegalTransitionError):
+                    await retry_job(tx, "t", self.job_id)
+                return
+            row = await retry_job(tx, "t", self.job_id)
+        assert (row.state, row.generation) == (JobState.QUEUED, before.generation + 1)
+        self.generation, self.winner = row.generation, None
+
+    async def _end(self, state: JobState) -> None:
         for held in self.claims:
             result = str(held.attempt).encode()
             async with self.database.transaction() as tx:
-                if await complete_jobs(tx, [outcome(held, result=result)]):
+                if await complete_jobs(tx, [outcome(held, state=state, result=result)]):
                     assert self.winner is None, "two claims ended one job"
                     assert held.attempt == self.claims[-1].attempt, "a stale claim ended the job"
                     self.winner = held.attempt
@@ -111,9 +133,11 @@ class _Story:
         async with self.database.snapshot() as tx:
             row = await get_job(tx, "t", self.job_id)
             events = await list_events(tx, self.job_id)
-        assert len(events) == (row.state in TERMINAL), "not one event per ended job"
+        ended = self.generation + (row.state in TERMINAL)
+        assert len(events) == ended, "not one event per ended generation"
+        assert row.generation == self.generation, "a generation that nobody asked for"
         assert row.attempt == len(self.claims), "a claim without a number of its own"
-        if row.result is not None:
+        if row.result is not None and self.winner is not None:
             assert row.result == str(self.winner).encode(), "another's result"
 
 
