@@ -1,5 +1,6 @@
 """A job's recorded tensors, read from its blob and made into rows."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -107,6 +108,9 @@ async def read_tensor(request: web.Request, row: JobRow, name: str) -> bytes | N
 async def read_scores(request: web.Request, row: JobRow) -> Scores:
     """Return the job's scores as JSON shows them: null where an item failed."""
     check_has_result(row)
+    for tensor in row.tensors:
+        if tensor.name != HIDDEN_STATES:
+            check_json_size(tensor)
     return await with_fresh_row(request, row, lambda fresh: _read_scores(request, fresh))
 
 
@@ -118,6 +122,9 @@ async def read_hidden_rows(request: web.Request, row: JobRow) -> list[list[float
 
     async def read(fresh: JobRow) -> list[list[float] | None]:
         data = await read_tensor(request, fresh, HIDDEN_STATES) or b""
+        return await asyncio.to_thread(render, data)
+
+    def render(data: bytes) -> list[list[float] | None]:
         rows = rows_of(decode_floats(data, tensor.dtype), tensor.shape[-1])
         return [None if index in failed else finite_row(one) for index, one in enumerate(rows)]
 
@@ -128,10 +135,11 @@ def check_json_size(tensor: TensorRef) -> None:
     """Raise ``TooLargeError`` for a tensor that should be fetched as safetensors."""
     if tensor.end - tensor.begin > _MAX_JSON_BYTES:
         message = (
-            f"the hidden states have {tensor.end - tensor.begin} bytes, JSON carries up to "
+            f"the {tensor.name} have {tensor.end - tensor.begin} bytes, JSON carries up to "
             f"{_MAX_JSON_BYTES}; fetch them as safetensors, without encoding_format"
         )
-        raise TooLargeError(message, param="encoding_format")
+        hidden = tensor.name == HIDDEN_STATES
+        raise TooLargeError(message, param="encoding_format" if hidden else None)
 
 
 def row_bytes(tensor: TensorRef) -> int:
@@ -165,6 +173,10 @@ async def _read_ragged(
     data = await read_tensor(request, row, name)
     if tensor is None or data is None:
         return None
+    return await asyncio.to_thread(_cut_rows, tensor, data, result)
+
+
+def _cut_rows(tensor: TensorRef, data: bytes, result: StoredResult) -> list[list[float] | None]:
     failed = failed_items(result)
     rows = rows_of(decode_floats(data, tensor.dtype), max(1, tensor.shape[-1]))
     counts = result.label_counts or [tensor.shape[-1]] * len(rows)

@@ -77,3 +77,21 @@ async def test_a_large_body_holds_nobody_up(sqlite_service: Service) -> None:
 
     assert answer.status == 202
     assert max(gaps) < max(0.5, took / 5), (max(gaps), took)
+
+
+async def test_scores_beyond_json_are_fetched_as_a_file(
+    sqlite_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has a limit for scores too, and says what to do; the file has none."""
+    monkeypatch.setattr("api.results._MAX_JSON_BYTES", 64)
+    job_id = await sqlite_service.submit(items=["a"] * 9)
+    await sqlite_service.finish(await sqlite_service.claim())
+    path = f"/v1/jobs/{job_id}/scores"
+
+    answer = await sqlite_service.get(path)
+    file = await sqlite_service.get(path, headers={"Accept": "application/vnd.safetensors"})
+
+    assert answer.status == 413
+    assert "72 bytes" in answer.json["detail"]
+    assert "safetensors" in answer.json["detail"]
+    assert file.status == 200
