@@ -9,7 +9,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -109,7 +109,7 @@ class Queue:
         self._note_success()
         return True
 
-    async def finished(self) -> AsyncIterator[str]:
+    async def finished(self) -> AsyncGenerator[str, None]:
         """Yield ids of jobs as they end, for ever; reconnects, and then may have missed some."""
         failures = 0
         while True:

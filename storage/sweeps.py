@@ -58,8 +58,8 @@ async def expire_jobs(tx: Transaction, *, limit: int) -> list[str]:
 async def collect_expired(tx: Transaction, *, limit: int) -> list[BlobRef]:
     """Turn jobs past their retention into tombstones; return the blobs that hold bytes of them.
 
-    Deliveries and their log go with them. The bytes go after the commit, by
-    ``forgetting.forget``.
+    One with a delivery that is still due waits for it: an event says the same at every attempt.
+    The log of deliveries goes with the job, the bytes after the commit, by ``forgetting.forget``.
     """
     rows = (await execute(tx, _COLLECT, {"limit": limit})).all()
     if rows:
@@ -122,6 +122,7 @@ _COLLECT = """
 WITH due AS MATERIALIZED (
     SELECT j.id AS due_id FROM jobs j
     WHERE j.expires_at IS NOT NULL AND j.deleted_at IS NULL AND j.expires_at <= {now}
+      AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.job_id = j.id AND d.state = 'pending')
     ORDER BY j.expires_at LIMIT :limit {skip j})
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,

@@ -127,6 +127,7 @@ class Worker:
                 group.create_task(self._tidy(maintenance, meter)),
                 group.create_task(self._collect(maintenance)),
             ]
+            listening = group.create_task(_wake_deliveries(stores, deliverer))
             _LOG.info("worker started", extra={"worker": self.id, "pid": os.getpid()})
             await self._wait_for_end(parts)
             self._stopping.set()
@@ -134,6 +135,7 @@ class Worker:
                 scoring.stop()
             deliverer.stop()
             await self._drain([*parts, *tidying])
+            listening.cancel()
             await meter.add_once()
         return scoring.exit_code if scoring is not None else 0
 
@@ -171,3 +173,10 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), duration_s)
         return self._stopping.is_set()
+
+
+async def _wake_deliveries(stores: Stores, deliverer: Deliverer) -> None:
+    """Look for due deliveries when any worker ends a job; without Redis the sweep finds them."""
+    async with contextlib.aclosing(stores.queue.finished()) as finished:
+        async for _ in finished:
+            deliverer.wake()

@@ -121,3 +121,18 @@ async def test_retention_leaves_tombstones_that_name_their_bytes(database: Datab
         assert await unforgotten_refs(tx, limit=10) == [BlobRef(first.id, "blob")]
     left = await run_sql(database, "SELECT result FROM jobs WHERE deleted_at IS NOT NULL")
     assert [row.result for row in left] == [None, None]
+
+
+async def test_retention_waits_for_a_delivery_that_is_due(database: Database) -> None:
+    """An event says the same at every attempt, so its job keeps what it says until the last."""
+    await submit(database, new_job(expires_after_s=0.001, webhook_url="https://e.com/hook"))
+    (job,) = jobs = await claim(database)
+    await complete(database, jobs, BlobInfo("blob", 1, ""))
+    await asyncio.sleep(0.005)
+    async with database.transaction() as tx:
+        early = await collect_expired(tx, limit=10)
+    await run_sql(database, "UPDATE deliveries SET state = 'delivered'")
+    async with database.transaction() as tx:
+        late = await collect_expired(tx, limit=10)
+
+    assert (early, late) == ([], [BlobRef(job.id, "blob")])
