@@ -16,7 +16,14 @@ import redis
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.migrating import migrate
-from tests.services import Postgres, create_bucket, start_moto, start_postgres, start_redis
+from tests.services import (
+    Postgres,
+    create_bucket,
+    list_lasting_keys,
+    start_moto,
+    start_postgres,
+    start_redis,
+)
 
 pytest_plugins = [
     name for name in ("tests.tiny_models",) if importlib.util.find_spec(name) is not None
@@ -37,9 +44,8 @@ def redis_url(redis_server: str) -> Iterator[str]:
     """An empty Redis. The test fails if it leaves a key without an end behind."""
     with redis.Redis.from_url(redis_server) as client:
         client.flushall()
-        yield redis_server
-        lasting = {key for key in client.scan_iter() if client.ttl(key) == -1}
-    assert lasting <= {b"arq:queue"}, "Redis keys without TTL at rest"
+    yield redis_server
+    assert set(list_lasting_keys(redis_server)) <= {"arq:queue"}, "Redis keys without TTL at rest"
 
 
 @pytest.fixture(scope="session")

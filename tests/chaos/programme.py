@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import redis
 
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -29,6 +28,7 @@ from storage.doctor import examine
 from storage.forgetting import drop_orphans
 from tests.chaos.servers import PostgresServer, RedisServer, run_postgres, run_redis
 from tests.e2e.stack import Receiver, Stack, receiving
+from tests.services import list_lasting_keys
 from tests.storage.factories import run_sql
 
 __all__ = ["Plan", "Report", "run_programme"]
@@ -212,10 +212,7 @@ class Programme:
         await self._stack.stop_all()
         report = self.report
         store = BlobStore.open(f"file://{self._stack.folder}/data/blobs")
-        with redis.Redis.from_url(self._redis.url) as client:
-            # arq's note that a worker lives is left by whoever was killed, for 61 s.
-            keys = {key.decode() for key in client.scan_iter()}
-            report.redis_keys = sorted(keys - {"arq:queue:health-check"})
+        report.redis_keys = list_lasting_keys(self._redis.url)
         report.orphans_collected = await drop_orphans(self._database, store, older_than_s=-1.0)
         await store.drop_temporary(older_than_s=-1.0)
         found = await examine(self._database, store, deep=True, young_s=-1.0)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import redis
 
-from tests.chaos.servers import RedisServer, run_redis
+from tests.chaos.servers import run_redis
 from tests.e2e.stack import Stack
+from tests.services import list_lasting_keys
 
 __all__ = ["Sample", "Soak", "run_soak"]
 
@@ -75,14 +75,8 @@ async def run_soak(folder: Path, seconds: float) -> Soak:
             jobs = await _offer(stack, rate, seconds)
             end = await _sample(stack, pids)
             await stack.stop_all()
-            keys = _list_keys(server)
+            keys = list_lasting_keys(server.url)
     return Soak(rate, jobs, start, end, keys)
-
-
-def _list_keys(server: RedisServer) -> list[str]:
-    with redis.Redis.from_url(server.url) as client:
-        keys = {key.decode() for key in client.scan_iter()}
-        return sorted(keys - {"arq:queue:health-check"})  # it ends by itself, within 61 s
 
 
 async def _measure(stack: Stack) -> float:
