@@ -34,6 +34,7 @@ __all__ = [
     "Postgres",
     "create_bucket",
     "free_port",
+    "list_lasting_keys",
     "run_apart",
     "start_moto",
     "start_postgres",
@@ -112,6 +113,12 @@ def start_redis(*arguments: str, port: int | None = None) -> Iterator[str]:
             url = f"redis://127.0.0.1:{port}/0"
             _wait_for(lambda: _ping_redis(url), process, Path(folder))
             yield url
+
+
+def list_lasting_keys(url: str) -> list[str]:
+    """Return the keys of a Redis at rest that no TTL will remove."""
+    with redis.Redis.from_url(url) as client:
+        return sorted(key.decode() for key in client.scan_iter() if client.ttl(key) == -1)
 
 
 @contextmanager
