@@ -4,6 +4,7 @@ import logging
 import os
 import re
 
+import msgspec
 import torch
 import transformers
 from torch import nn
@@ -77,6 +78,7 @@ def load_model(name: str, config: ModelConfig) -> Scorer:
         template=template,
     )
     receipt = describe_model(checkpoint, config, description, prompter)
+    description = msgspec.structs.replace(description, fingerprint=receipt["fingerprint"])
     canary = Canary.of(examined, checkpoint.fingerprint)
     return ModelScorer(examined.network, prompter, description, receipt, width=width, canary=canary)
 
