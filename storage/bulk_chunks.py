@@ -40,13 +40,14 @@ _PAUSED_AT = 1e15
 
 
 class ChunkLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line: its id, its items, the hash of its input, and why it was refused."""
+    """One line: its id, items, the hash of its input, why it was refused, what form it wants."""
 
     custom_id: str
     item_count: int
     input_hash: str = ""
     code: str | None = None
     message: str | None = None
+    form: dict[str, Any] | None = None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
