@@ -14,6 +14,7 @@ from api.middleware import errors_middleware, prepare_headers, request_id_middle
 from api.routes import (
     batches,
     bulks,
+    compare,
     events,
     files,
     health,
@@ -22,6 +23,7 @@ from api.routes import (
     rescore,
     results,
     score,
+    vectors,
     webhooks,
 )
 from api.state import BLOBS, CATALOG, DATABASE, DIGESTS, QUEUE, SETTINGS, SUBMITTER, WAITERS
@@ -61,7 +63,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
     resources = (jobs, results, events, score, models, health, webhooks)
-    for resource in (*resources, files, batches, bulks, rescore):
+    for resource in (*resources, files, batches, bulks, rescore, compare, vectors):
         resource.add_routes(app)
     return app
 

@@ -8,6 +8,7 @@ import base64
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -16,10 +17,24 @@ from api.negotiation import SAFETENSORS
 from api.ranges import is_match, select_range
 from storage.blobs import BlobStore
 
-__all__ = ["DigestCache", "TensorFile", "render_header", "serve_file"]
+__all__ = ["DigestCache", "ServedFile", "TensorFile", "render_header", "serve_file"]
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _HEADER_ALIGNMENT = 8
+
+
+class ServedFile(Protocol):
+    """A file whose bytes are made as they are asked for; its size is known before."""
+
+    size_bytes: int
+
+    def pieces(self, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Yield the bytes ``begin`` to ``end``."""
+        ...
+
+    async def digest(self, begin: int, end: int) -> bytes:
+        """Return the SHA-256 of the bytes ``begin`` to ``end``."""
+        ...
 
 
 class TensorFile:
@@ -67,7 +82,7 @@ class DigestCache:
         self._size = size
         self._digests: OrderedDict[object, bytes] = OrderedDict()
 
-    async def digest_of(self, identity: object, file: TensorFile) -> bytes:
+    async def digest_of(self, identity: object, file: ServedFile) -> bytes:
         """Return the SHA-256 of the whole file that ``identity`` names."""
         if identity in self._digests:
             self._digests.move_to_end(identity)
@@ -93,7 +108,7 @@ def render_header(
 
 
 async def serve_file(
-    request: web.Request, file: TensorFile, digest: bytes, *, name: str
+    request: web.Request, file: ServedFile, digest: bytes, *, name: str
 ) -> web.StreamResponse:
     """Answer with the file or the part that ``Range`` asks for. ``ETag`` is the SHA-256 in hex."""
     etag = f'"{digest.hex()}"'
@@ -126,7 +141,7 @@ async def serve_file(
 
 
 async def _stream(
-    request: web.Request, response: web.StreamResponse, file: TensorFile, begin: int, end: int
+    request: web.Request, response: web.StreamResponse, file: ServedFile, begin: int, end: int
 ) -> web.StreamResponse:
     if request.method == "HEAD":
         await response.prepare(request)

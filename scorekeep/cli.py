@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from contract.errors import RequestError, ScoreError, SettingsError, UnavailableError
-from scorekeep import commands
+from scorekeep import bulk_commands, commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
 from scorekeep.launch import API, MIGRATE, WORKER, LaunchOptions, render_environment
@@ -67,6 +67,7 @@ _RUNS = {
     "worker": _run_worker,
     "migrate": _run_migrate,
     **commands.RUNS,
+    **bulk_commands.RUNS,
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
+from scorekeep.bulk_commands import fill_bulk, fill_rescore
 
 __all__ = ["create_parser"]
 
@@ -76,6 +77,8 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
+    fill_bulk(add("bulk", "score the lines of a file; results, hidden states", _EXIT_CODES))
+    fill_rescore(add("rescore", "score a bulk or jobs again, with another model", _EXIT_CODES))
     return parser
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "open_bulks",
     "park_jobs",
     "pause_bulk",
+    "release_bulk",
     "reopen_bulk",
 ]
 
@@ -197,6 +198,12 @@ async def claim_bulk(tx: Transaction, *, lease_s: float) -> BulkRow | None:
     """
     row = (await execute(tx, _CLAIM, {"lease_s": lease_s})).one_or_none()
     return None if row is None else await get_bulk(tx, row.tenant, row.id)
+
+
+async def release_bulk(tx: Transaction, bulk: BulkRow) -> None:
+    """Give a claimed bulk back, whatever became of it meanwhile; another may take it at once."""
+    statement = "UPDATE bulks SET lease_until_at = NULL WHERE id = :id AND attempt = :attempt"
+    await execute(tx, statement, {"id": bulk.id, "attempt": bulk.attempt})
 
 
 async def change_bulk(

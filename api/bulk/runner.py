@@ -28,6 +28,7 @@ from storage.bulks import (
     has_work,
     open_bulks,
     park_jobs,
+    release_bulk,
 )
 from storage.files import drop_file, purge_files
 from storage.queue import Queue
@@ -100,6 +101,8 @@ class BulkRunner:
         except Exception as error:  # noqa: BLE001  # the edge of a reader: the bulk says why
             _log.exception("bulk failed", extra={"bulk": bulk.id})
             await self._refuse(bulk, error)
+        async with self.given.database.transaction() as tx:
+            await release_bulk(tx, bulk)
         self.wake()
         return True
 

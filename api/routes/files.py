@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from api.bodies import check_plain_text, json_response
 from api.bulk.file_store import FileWriter, read_pieces
@@ -45,7 +46,7 @@ async def post_file(request: web.Request) -> web.StreamResponse:
                 writer = await _receive(request, part)
             elif part.name is not None:
                 fields[part.name] = await _read_field(part)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, HttpProcessingError) as error:
         message = f"the multipart body cannot be read: {error}"
         raise MalformedRequestError(message) from error
     if writer is None:

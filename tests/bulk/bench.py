@@ -1,6 +1,7 @@
 """A client's view of bulks in tests: upload, start, wait, read; and workers started at will."""
 
 import asyncio
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +56,7 @@ class Bulks:
         """Upload a file and return its id."""
         form = aiohttp.FormData()
         form.add_field("purpose", "batch")
-        form.add_field("file", data, filename=filename)
+        form.add_field("file", io.BytesIO(data), filename=filename)
         answer = await self.service.request("POST", "/v1/files", data=form)
         assert answer.status == 200, answer.body
         return str(answer.json["id"])

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -40,4 +41,22 @@ async def sqlite_bulks(
 ) -> AsyncIterator[Bulks]:
     """The application on SQLite, for tests to which the dialect does not matter."""
     async with run(create_settings(sqlite_url, blob_url, redis_url), sqlite_database) as made:
+        yield made
+
+
+@pytest.fixture
+async def short_lines(
+    sqlite_url: str, sqlite_database: Database, blob_url: str, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Bulks]:
+    """The application with small limits and one folder that inputs may come from."""
+    (tmp_path / "inputs").mkdir()
+    settings = create_settings(
+        sqlite_url,
+        blob_url,
+        redis_url,
+        max_line_bytes=4000,
+        max_file_bytes=2_000_000,
+        bulk_input_urls=f"file://{tmp_path}/inputs",
+    )
+    async with run(settings, sqlite_database) as made:
         yield made
