@@ -13,15 +13,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 import msgspec
 import psutil
 
 from contract.bulks import ENDED_BULKS, Bulk
 from scorekeep.bulk import BulkClient
 from tests.e2e.stack import Stack
-from tests.services import start_postgres, start_redis
+from tests.services import Postgres, start_postgres, start_redis
 
 _POLL_S = 0.1
 
@@ -66,9 +66,9 @@ async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     return bulk, stored_s
 
 
-async def _run(bulks: BulkClient, path: Path, rows: int, name: str, **options: Any) -> Bulk:
+async def _run(bulks: BulkClient, path: Path, rows: int, name: str) -> Bulk:
     started = time.perf_counter()
-    bulk = await bulks.submit(path, {"model": "m", **options})
+    bulk = await bulks.submit(path, {"model": "m"})
     uploaded_s = time.perf_counter() - started
     bulk, stored_s = await _wait(bulks, bulk)
     total_s = time.perf_counter() - started
@@ -82,10 +82,10 @@ async def _run(bulks: BulkClient, path: Path, rows: int, name: str, **options: A
     return bulk
 
 
-async def _indexed(stack: Stack, bulks: BulkClient, path: Path) -> None:
+async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
     """Wait until the cache knows the first bulk: a one-row bulk of its last row finds it."""
     started = time.perf_counter()
-    last = path.read_bytes().rstrip().rpartition(b"\n")[2] + b"\n"
+    last = next(_render(rows - 1, rows, 0))
     for attempt in range(600):
         probe = path.with_name(f"probe-{attempt}.jsonl")
         probe.write_bytes(last)
@@ -113,7 +113,7 @@ async def _measure(options: argparse.Namespace, folder: Path, redis: str, databa
         await asyncio.to_thread(_write_rows, changed, options.rows, changed_every=100)
         async with BulkClient(stack.url) as bulks:
             first = await _run(bulks, path, options.rows, "first run")
-            await _indexed(stack, bulks, path)
+            await _indexed(bulks, path, options.rows)
             started = time.perf_counter()
             again, _ = await _wait(bulks, await bulks.rescore({"bulk": first.id}))
             sys.stdout.write(
@@ -133,6 +133,17 @@ async def _measure(options: argparse.Namespace, folder: Path, redis: str, databa
     return 0
 
 
+async def _database_size(server: Postgres) -> int:
+    connection = await asyncpg.connect(
+        user="postgres", database="postgres", host=str(server.socket_dir), port=server.port
+    )
+    try:
+        size: int = await connection.fetchval("SELECT pg_database_size('bulk')")
+        return size
+    finally:
+        await connection.close()
+
+
 def main() -> None:
     """Run everything and print figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -146,7 +157,7 @@ def main() -> None:
     ):
         server.execute("CREATE DATABASE bulk")
         asyncio.run(_measure(options, Path(folder), redis, server.url("bulk")))
-        size = server.fetch("SELECT pg_database_size('bulk')")
+        size = asyncio.run(_database_size(server))
         sys.stdout.write(f"database on disk: {size / 2**20:.0f} MiB\n")
 
 

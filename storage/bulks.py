@@ -13,18 +13,16 @@ from sqlalchemy import Row, select
 
 from contract.bulks import ENDED_BULKS, BulkEventType, BulkState
 from contract.errors import ConflictError, GoneError, IdempotencyConflictError, NotFoundError
-from storage.bulk_counts import Tally, sum_chunks
+from storage.bulk_events import add_bulk_event
 from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
-from storage.tables import bulk_events, bulks
+from storage.tables import bulks
 
 __all__ = [
-    "BulkEventRow",
     "BulkRow",
     "NewBulk",
     "add_bulk",
-    "add_bulk_event",
     "cancel_bulk",
     "change_bulk",
     "claim_bulk",
@@ -33,7 +31,6 @@ __all__ = [
     "find_bulk",
     "get_bulk",
     "has_work",
-    "list_bulk_events",
     "list_bulks",
     "open_bulks",
     "park_jobs",
@@ -99,18 +96,6 @@ class BulkRow:
     finished_at: float | None
     deadline_at: float | None
     deleted_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class BulkEventRow:
-    """An event of a bulk. ``data`` is JSON: the counters as they were."""
-
-    sequence: int
-    id: str
-    bulk_id: str
-    type: BulkEventType
-    data: str
-    created_at: float
 
 
 async def add_bulk(tx: Transaction, new: NewBulk) -> tuple[BulkRow, bool]:
@@ -304,37 +289,6 @@ async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
     )
 
 
-async def add_bulk_event(tx: Transaction, bulk_id: str, kind: BulkEventType) -> None:
-    """Write an event with the counters as this transaction sees them."""
-    tally, items, _ = await sum_chunks(tx, bulk_id)
-    data = {name: getattr(tally, name) for name in Tally.__dataclass_fields__} | {"items": items}
-    parameters = {
-        "id": create_id("evt"),
-        "bulk_id": bulk_id,
-        "type": kind.value,
-        "data": msgspec.json.encode(data).decode(),
-    }
-    await execute(tx, _ADD_EVENT, parameters)
-
-
-async def list_bulk_events(
-    tx: Transaction, bulk_id: str, *, after: int = 0, limit: int = 1000
-) -> list[BulkEventRow]:
-    """Return a bulk's events after a sequence number, oldest first."""
-    query = (
-        select(bulk_events)
-        .where(bulk_events.c.bulk_id == bulk_id, bulk_events.c.sequence > after)
-        .order_by(bulk_events.c.sequence)
-        .limit(limit)
-    )
-    return [
-        BulkEventRow(
-            row.sequence, row.id, row.bulk_id, BulkEventType(row.type), row.data, row.created_at
-        )
-        for row in await tx.execute(query)
-    ]
-
-
 def _moments_of(state: BulkState) -> list[str]:
     names = {
         BulkState.RUNNING: ["started_at"],
@@ -397,9 +351,4 @@ WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= 1e15
 
 _DELETE_JOBS = """
 UPDATE jobs SET expires_at = {now} WHERE bulk_id = :bulk_id AND deleted_at IS NULL
-"""
-
-_ADD_EVENT = """
-INSERT INTO bulk_events (id, bulk_id, type, data, created_at)
-VALUES (:id, :bulk_id, :type, :data, {now})
 """

@@ -12,7 +12,7 @@ import msgspec
 from api.bulk.duplicates import DuplicateFinder
 from api.bulk.inputs import BulkInput, is_rescore, make_parser, read_input
 from api.bulk.lines import InputLine
-from api.bulk.packing import CHUNK_LINES, key_of, pack_chunk
+from api.bulk.packing import CHUNK_LINES, hash_lines, pack_chunk
 from api.bulk.settings import parse_options, parse_source
 from contract.bulks import BulkState, CacheUse, LineError
 from contract.errors import NotFoundError, RequestError
@@ -20,7 +20,7 @@ from contract.models import ModelStatus
 from storage.bulk_chunks import NewChunk, add_chunks
 from storage.bulks import BulkRow, change_bulk, get_bulk
 from storage.queue import Queue
-from storage.score_cache import CacheEntry, find_cached
+from storage.score_cache import CacheEntry, cache_key, find_cached
 
 __all__ = ["LEASE_S", "Validation", "ingest", "outcome_of", "render_errors", "validate"]
 
@@ -106,7 +106,10 @@ async def _store(  # a page of lines, and where it stands
 ) -> tuple[int, int] | None:
     """Store a page in one transaction; return where the next begins, or None: not ours."""
     options = parse_options(bulk)
-    cached = await _look_up(given, bulk, lines)
+    hashes = [""] * len(lines)
+    if options.cache is not CacheUse.OFF:
+        hashes = await asyncio.to_thread(hash_lines, lines)
+    cached = await _look_up(given, bulk, lines, hashes)
 
     def pack() -> list[NewChunk]:
         chunks: list[NewChunk] = []
@@ -118,7 +121,7 @@ async def _store(  # a page of lines, and where it stands
                 first_item=item,
                 batch_tokens=given.settings.batch_tokens,
                 cached=cached,
-                hashed=options.cache is not CacheUse.OFF,
+                hashes=hashes[start : start + CHUNK_LINES],
             )
             chunks.append(chunk)
             line, item = line + len(chunk.lines), item + chunk.item_count
@@ -150,11 +153,15 @@ async def _store(  # a page of lines, and where it stands
 
 
 async def _look_up(
-    given: BulkInput, bulk: BulkRow, lines: Sequence[InputLine]
+    given: BulkInput, bulk: BulkRow, lines: Sequence[InputLine], hashes: Sequence[str]
 ) -> dict[str, CacheEntry]:
     if parse_options(bulk).cache is not CacheUse.READ:
         return {}
-    keys = await asyncio.to_thread(lambda: [key for key in map(key_of, lines) if key is not None])
+    keys = [
+        cache_key(line.fingerprint, digest)
+        for line, digest in zip(lines, hashes, strict=True)
+        if digest and line.fingerprint
+    ]
     hidden = any(line.request and line.request.return_pooled_hidden_states for line in lines)
     if not keys:
         return {}

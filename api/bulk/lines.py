@@ -29,6 +29,8 @@ class InputLine:
     fingerprint: str = ""
     error: LineError | None = None
     form: dict[str, Any] = field(default_factory=dict)
+    #: equal on lines that differ in nothing but their one item; empty where that is not known
+    family: bytes = b""
 
 
 class _BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,6 +38,16 @@ class _BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     body: msgspec.Raw
     method: str = "POST"
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """The row that bulks are made of: one text and an id, nothing else."""
+
+    item: str
+    custom_id: str
+
+
+_plain = msgspec.json.Decoder(_Plain)
 
 
 class _Probe(msgspec.Struct):
@@ -70,9 +82,15 @@ class LineParser:
         self._columns = dict(columns)
         self._hidden = hidden_states
         self._max_items = max_items
+        plain = endpoint is None and not columns
+        self._template = self._make_template() if plain else None
 
     def parse(self, number: int, raw: bytes | None, reason: str = "") -> InputLine:
         """Return the line; ``raw`` None means that it could not be read, for ``reason``."""
+        if self._template is not None and raw is not None:
+            line = self._parse_plain(number, raw, self._template)
+            if line is not None:
+                return line
         custom_id = f"line-{number}"
         try:
             if raw is None:
@@ -109,6 +127,28 @@ class LineParser:
         """Return a request with this bulk's parameters in place of its own."""
         fields = {name: getattr(request, name) for name in request.__struct_fields__}
         return self._convert(fields | self._parameters)
+
+    def _make_template(self) -> InputLine | None:
+        """What plain rows have in common, checked once; none where they would be refused."""
+        try:
+            request = self._convert(self._parameters | {"items": ["x"]})
+            made = self.resolve(0, "template", request, {})
+        except ScoreError:  # each line says it for itself
+            return None
+        if made.request is None or isinstance(made.request.query, list):
+            return None
+        return made
+
+    def _parse_plain(self, number: int, raw: bytes, template: InputLine) -> InputLine | None:
+        """Parse a plain row in a tenth of the time; None for any other line."""
+        try:
+            row = _plain.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        if template.request is None or not _is_id(row.custom_id):
+            return None
+        request = msgspec.structs.replace(template.request, items=[row.item])
+        return InputLine(number, row.custom_id, request, template.fingerprint, family=b"plain")
 
     def _read(self, number: int, raw: bytes) -> tuple[str, ScoreRequest, dict[str, Any]]:
         if self._endpoint is not None:
@@ -181,6 +221,12 @@ def check_columns(columns: Mapping[str, str]) -> None:
     if columns and "item" not in columns:
         message = "columns must name the column of the item"
         raise InvalidRequestError(message, param="columns.item")
+
+
+def _is_id(custom_id: str) -> bool:
+    if custom_id.isascii():
+        return 1 <= len(custom_id) <= _LONGEST_ID and "\x00" not in custom_id
+    return False  # the long way looks for surrogates
 
 
 def _check_id(custom_id: str) -> None:

@@ -18,7 +18,7 @@ from storage.bulk_chunks import ChunkJob, ChunkLine, NewChunk, Segment
 from storage.ids import create_id
 from storage.score_cache import CacheEntry, cache_key
 
-__all__ = ["CHUNK_LINES", "hash_input", "key_of", "pack_chunk"]
+__all__ = ["CHUNK_LINES", "hash_input", "hash_lines", "pack_chunk"]
 
 CHUNK_LINES = 512
 _encode = msgspec.json.Encoder().encode
@@ -40,11 +40,9 @@ def hash_input(request: ScoreRequest) -> str:
     return hashlib.blake2b(_encode(plain), digest_size=16).hexdigest()
 
 
-def key_of(line: InputLine) -> str | None:
-    """Return the line's key in the score cache; None where its model has not been loaded."""
-    if line.request is None or not line.fingerprint:
-        return None
-    return cache_key(line.fingerprint, hash_input(line.request))
+def hash_lines(lines: Sequence[InputLine]) -> list[str]:
+    """Return the input hash of each line; empty for those that were refused."""
+    return ["" if line.request is None else hash_input(line.request) for line in lines]
 
 
 def pack_chunk(
@@ -54,19 +52,21 @@ def pack_chunk(
     first_item: int,
     batch_tokens: int,
     cached: Mapping[str, CacheEntry],
-    hashed: bool,
+    hashes: Sequence[str],
 ) -> NewChunk:
-    """Return a chunk of ``lines``; those that are ``cached``, by key, have no job of their own."""
+    """Return a chunk of ``lines``; those that are ``cached``, by key, have no job of their own.
+
+    ``hashes`` are the lines' input hashes, empty where none is kept.
+    """
     packer = _Packer(batch_tokens)
     chunk = NewChunk(first_line=first_line, first_item=first_item, lines=[])
-    for line in lines:
+    for line, digest in zip(lines, hashes, strict=True):
         if line.request is None:
             error = line.error
             code, message = ("refused", "") if error is None else (error.code, error.message)
             chunk.lines.append(ChunkLine(line.custom_id, 0, "", code, message))
             continue
         count = len(line.request.item_list)
-        digest = hash_input(line.request) if hashed else ""
         chunk.lines.append(ChunkLine(line.custom_id, count, digest, form=line.form or None))
         entry = None
         if cached and line.fingerprint and count:
@@ -76,7 +76,7 @@ def pack_chunk(
             chunk.cached_items += count
             _join(chunk.sources, Segment(entry.job_id, entry.first_item, count))
         else:
-            _join(chunk.sources, packer.add(line.request, count))
+            _join(chunk.sources, packer.add(line.request, count, line.family))
     chunk.jobs = packer.finish()
     return chunk
 
@@ -89,14 +89,16 @@ class _Packer:
         self._open: dict[bytes, _Pack] = {}
         self._jobs: list[ChunkJob] = []
 
-    def add(self, request: ScoreRequest, count: int) -> Segment:
+    def add(self, request: ScoreRequest, count: int, family: bytes) -> Segment:
         """Return which items of which job the request became."""
         tokens = estimate_tokens(request)
-        if count != 1 or any(isinstance(each, list) for each in request.label_token_ids or ()):
+        if not family and (
+            count != 1 or any(isinstance(each, list) for each in request.label_token_ids or ())
+        ):
             job_id = create_id("job")
             self._jobs.append(_make_job(job_id, request, count, 1, tokens))
             return Segment(job_id, 0, count)
-        key = _encode(msgspec.structs.replace(request, items=[]))
+        key = family or _encode(msgspec.structs.replace(request, items=[]))
         pack = self._open.get(key)
         if pack is None or pack.tokens + tokens > self._batch_tokens:
             if pack is not None:
@@ -116,6 +118,11 @@ class _Packer:
         request = msgspec.structs.replace(pack.base, items=pack.items)
         count = len(pack.items)
         self._jobs.append(_make_job(pack.id, request, count, count, pack.tokens))
+
+
+def _can_share(request: ScoreRequest, count: int) -> bool:
+    """Whether the item may be one of many: labels of its own, per item, stay with it."""
+    return count == 1 and not any(isinstance(each, list) for each in request.label_token_ids or ())
 
 
 def _make_job(job_id: str, request: ScoreRequest, count: int, lines: int, tokens: int) -> ChunkJob:

@@ -19,9 +19,9 @@ from contract.bulks import BulkEventType, BulkState, LineError
 from contract.errors import ScoreError, StoreUnavailableError
 from storage.bulk_chunks import cancel_chunk_jobs, find_poisoned, has_open_chunks, read_chunks
 from storage.bulk_counts import sum_chunks
+from storage.bulk_events import add_bulk_event
 from storage.bulks import (
     BulkRow,
-    add_bulk_event,
     change_bulk,
     claim_bulk,
     expire_bulks,

@@ -19,6 +19,7 @@ from contract.bulks import ENDED_BULKS, BulkRequest
 from contract.errors import ConflictError, InvalidRequestError
 from contract.moments import render_moment
 from storage import bulks, files
+from storage.bulk_events import list_bulk_events
 from storage.bulks import BulkRow, NewBulk
 
 __all__ = ["add_bulk", "add_routes"]
@@ -130,7 +131,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     """List the bulk's events after a sequence number."""
     row = await find_bulk(request)
     async with request.app[DATABASE].snapshot() as tx:
-        events = await bulks.list_bulk_events(tx, row.id, after=_parse_line(request))
+        events = await list_bulk_events(tx, row.id, after=_parse_line(request))
     data = [
         {
             "sequence": event.sequence,
