@@ -6,17 +6,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 
 from aiohttp import web
 
+from api.bulk.access import BULKS
+from api.bulk.inputs import BulkInput
+from api.bulk.runner import BulkRunner
 from api.catalog import Catalog
 from api.middleware import errors_middleware, prepare_headers, request_id_middleware
 from api.routes import (
+    batches,
+    bulks,
+    compare,
     deliveries,
     events,
+    files,
     health,
     jobs,
     models,
     operations,
+    rescore,
     results,
     score,
+    vectors,
     webhooks,
 )
 from api.state import BLOBS, CATALOG, DATABASE, DIGESTS, QUEUE, SETTINGS, SUBMITTER, WAITERS
@@ -56,7 +65,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
     routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
-    for resource in routes:
+    for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
         resource.add_routes(app)
     return app
 
@@ -92,7 +101,10 @@ def _services(
         app[DIGESTS] = DigestCache()
         app[WAITERS] = waiters = Waiters(app[DATABASE], app[QUEUE])
         app[SUBMITTER] = submitter = Submitter(app[DATABASE], app[QUEUE])
-        services = (submitter.run, submitter.hint, waiters.listen, waiters.poll)
+        given = BulkInput(app[DATABASE], app[BLOBS], app[SETTINGS])
+        app[BULKS] = runner = BulkRunner(given, app[CATALOG], app[QUEUE])
+        services = [submitter.run, submitter.hint, waiters.listen, waiters.poll]
+        services += [runner.read, runner.sweep]
         tasks = [asyncio.create_task(_keep_running(service)) for service in services]
         yield
         await _cancel(tasks)

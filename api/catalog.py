@@ -10,7 +10,7 @@ from contract.models import ModelConfig, ModelState, ModelStatus
 from storage import workers
 from storage.database import Database
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "choose_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,20 +58,7 @@ class Catalog:
 
         Raises ``UnknownModelError`` or ``InvalidRequestError`` that names those served.
         """
-        statuses = await self.statuses()
-        if name in statuses:
-            return statuses[name]
-        if name is None and len(statuses) == 1:
-            return next(iter(statuses.values()))
-        served = ", ".join(statuses) or "none yet: start a worker, or name models in the registry"
-        if name is not None:
-            message = f"no model {name[:100]!r} is served; served are: {served}"
-            raise UnknownModelError(message, param="model")
-        if not statuses:
-            message = f"no model is served; served are: {served}"
-            raise UnknownModelError(message, param="model")
-        message = f"name the model; served are: {served}"
-        raise InvalidRequestError(message, param="model")
+        return choose_model(await self.statuses(), name)
 
     def _is_stale(self) -> bool:
         return time.monotonic() - self._read_at >= self._max_age_s
@@ -83,3 +70,20 @@ class Catalog:
         }
         merged.update({status.name: status for status in reported})
         return dict(sorted(merged.items()))
+
+
+def choose_model(statuses: Mapping[str, ModelStatus], name: str | None) -> ModelStatus:
+    """Return the model of that name among ``statuses``. Raises as ``Catalog.resolve`` does."""
+    if name is not None and name in statuses:
+        return statuses[name]
+    if name is None and len(statuses) == 1:
+        return next(iter(statuses.values()))
+    served = ", ".join(statuses) or "none yet: start a worker, or name models in the registry"
+    if name is not None:
+        message = f"no model {name[:100]!r} is served; served are: {served}"
+        raise UnknownModelError(message, param="model")
+    if not statuses:
+        message = f"no model is served; served are: {served}"
+        raise UnknownModelError(message, param="model")
+    message = f"name the model; served are: {served}"
+    raise InvalidRequestError(message, param="model")

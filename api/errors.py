@@ -22,6 +22,7 @@ __all__ = [
 
 #: Routes whose errors have the form of OpenAI, SGLang and vLLM: ``{"error": {…}}``.
 OPENAI_PATHS = frozenset({"/v1/score"})
+_OPENAI_PREFIXES = ("/v1/files", "/v1/batches")
 
 _ERROR_RETRY_AFTER_S = 1.0
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
@@ -76,7 +77,8 @@ def retry_header(seconds: float | None) -> str:
 def render_error(request: web.Request, error: Exception, *, request_id: str) -> web.Response:
     """Return the answer to an error: status, headers, and a body in the family's form."""
     fault = _describe(error)
-    render = _render_openai if request.path in OPENAI_PATHS else _render_problem
+    family = request.path in OPENAI_PATHS or request.path.startswith(_OPENAI_PREFIXES)
+    render = _render_openai if family else _render_problem
     body, content_type = render(request, fault, request_id)
     response = web.Response(
         status=fault.status, body=msgspec.json.encode(body), content_type=content_type

@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -18,7 +19,7 @@ from api.ranges import is_match, select_range
 from contract.errors import GoneError, NotFoundError
 from storage.blobs import BlobStore
 
-__all__ = ["DigestCache", "Place", "TensorFile", "render_header", "serve_file"]
+__all__ = ["DigestCache", "Place", "ServedFile", "TensorFile", "render_header", "serve_file"]
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _HEADER_ALIGNMENT = 8
@@ -31,6 +32,20 @@ class Place:
 
     key: str
     begin: int
+
+
+class ServedFile(Protocol):
+    """A file whose bytes are made as they are asked for; its size is known before."""
+
+    size_bytes: int
+
+    def pieces(self, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Yield the bytes ``begin`` to ``end``."""
+        ...
+
+    async def digest(self, begin: int, end: int) -> bytes:
+        """Return the SHA-256 of the bytes ``begin`` to ``end``."""
+        ...
 
 
 class TensorFile:
@@ -92,7 +107,7 @@ class DigestCache:
         self._size = size
         self._digests: OrderedDict[object, bytes] = OrderedDict()
 
-    async def digest_of(self, identity: object, file: TensorFile) -> bytes:
+    async def digest_of(self, identity: object, file: ServedFile) -> bytes:
         """Return the SHA-256 of the whole file that ``identity`` names."""
         if identity in self._digests:
             self._digests.move_to_end(identity)
@@ -118,7 +133,7 @@ def render_header(
 
 
 async def serve_file(
-    request: web.Request, file: TensorFile, digest: bytes, *, name: str
+    request: web.Request, file: ServedFile, digest: bytes, *, name: str
 ) -> web.StreamResponse:
     """Answer with the file or the part that ``Range`` asks for. ``ETag`` is the SHA-256 in hex."""
     etag = f'"{digest.hex()}"'
@@ -151,7 +166,7 @@ async def serve_file(
 
 
 async def _stream(
-    request: web.Request, response: web.StreamResponse, file: TensorFile, begin: int, end: int
+    request: web.Request, response: web.StreamResponse, file: ServedFile, begin: int, end: int
 ) -> web.StreamResponse:
     if request.method == "HEAD":
         await response.prepare(request)

@@ -42,6 +42,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_items: _Count = 10_000
     max_job_tokens: Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)] = 100_000_000
     max_scores: _Count = 1_000_000
+    max_file_bytes: _Count = 8 * 1024**3
+    max_line_bytes: _Count = 1024 * 1024
+    max_reported_lines: _Count = 100
+    bulk_input_urls: str = ""
     max_wait_s: _Positive = 60.0
     default_wait_s: _Positive = 30.0
 

@@ -88,6 +88,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     pair: bool = False
     default_activation: Activation | None = None
     hidden_states: str = ""
+    #: hash of all that decides a score but the request: equal ones give comparable scores
+    fingerprint: str = ""
     refusals: dict[str, str] = {}
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from contract.errors import RequestError, ScoreError, SettingsError, UnavailableError
-from scorekeep import commands, webhook_commands
+from scorekeep import bulk_commands, commands, webhook_commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
 from scorekeep.launch import API, DOCTOR, MIGRATE, WORKER, LaunchOptions, render_environment
@@ -74,6 +74,7 @@ _RUNS = {
     "doctor": _run_doctor,
     **commands.RUNS,
     **webhook_commands.RUNS,
+    **bulk_commands.RUNS,
 }
 
 

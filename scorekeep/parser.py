@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
+from scorekeep.bulk_commands import fill_bulk, fill_rescore
 from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
@@ -83,6 +84,8 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     listen = add("listen", "receive events here, verify, print and forward them", _EXIT_CODES)
     fill_listen(listen)
     _add_service(listen)
+    fill_bulk(add("bulk", "score the lines of a file; results, hidden states", _EXIT_CODES))
+    fill_rescore(add("rescore", "score a bulk or jobs again, with another model", _EXIT_CODES))
     return parser
 
 

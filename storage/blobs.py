@@ -102,6 +102,13 @@ class BlobStore:
             result = await self._store.get_async(_checked(key))
             return bytes(await result.bytes_async())
 
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        """Yield the blob in pieces of some megabytes at most. Raises as ``get`` does."""
+        with _translated(key):
+            result = await self._store.get_async(_checked(key))
+            async for piece in result.stream(min_chunk_size=1024 * 1024):
+                yield bytes(piece)
+
     async def get_range(self, key: str, begin: int, end: int) -> bytes:
         """Return the bytes from ``begin`` up to ``end``. Raises ``NotFoundError``."""
         if begin == end:

@@ -12,6 +12,7 @@ from sqlalchemy import Row, select
 from contract.errors import NotFoundError
 from contract.jobs import TERMINAL, JobState
 from contract.webhooks import EVENT_OF_STATE, EventType
+from storage.bulk_counts import count_ended
 from storage.database import Transaction
 from storage.endpoints import EndpointRow, list_endpoints
 from storage.ids import create_id
@@ -22,7 +23,10 @@ from storage.tables import events
 __all__ = ["ENDED", "EventRow", "add_events", "add_test_event", "get_event", "list_events"]
 
 #: The columns that a statement which may end jobs must return for ``add_events``.
-ENDED = "id, tenant, state, attempt, generation, webhook_url, webhook_events"
+ENDED = (
+    "id, tenant, state, attempt, generation, webhook_url, webhook_events, "
+    "bulk_id, bulk_chunk, bulk_lines, item_count, scored_count, failed_count, usage"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ async def add_events(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
     ]
     if not announced:
         return
+    await count_ended(tx, [row for row, _, _ in announced if row.bulk_id is not None])
     rows = [
         {
             "id": event_id,

@@ -202,4 +202,5 @@ SELECT key FROM blobs b WHERE created_at < {now} - :older_than_s
 
 _UNKNOWN = """
 SELECT key FROM {rows(key text)} r WHERE key NOT IN (SELECT b.key FROM blobs b WHERE b.key = r.key)
+  AND NOT EXISTS (SELECT 1 FROM files f WHERE key LIKE 'files/%' AND f.id = substr(r.key, 7, 36))
 """

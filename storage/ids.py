@@ -6,7 +6,7 @@ import uuid_utils
 
 __all__ = ["Kind", "create_id"]
 
-Kind = Literal["job", "evt", "dlv", "wrk", "btc", "whe"]
+Kind = Literal["job", "evt", "dlv", "wrk", "btc", "whe", "blk", "fil"]
 
 
 def create_id(kind: Kind) -> str:

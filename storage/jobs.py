@@ -34,7 +34,8 @@ _LARGE_BYTES = 256 * 1024
 _IDS_A_STATEMENT = 500
 _OPEN = [state.value for state in JobState if state not in TERMINAL]
 _PAYLOAD = ("result", "tensors")
-_UNREAD = ("request", "available_at", "lease_until_at", "hinted_at", "expires_after_s")
+_UNREAD: tuple[str, ...] = ("request", "available_at", "lease_until_at", "hinted_at")
+_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class JobRow:
     error: bytes | None
     receipt_hash: str | None
     blob_key: str | None
+    bulk_id: str | None = None
     result: bytes | None = None
     tensors: list[TensorRef] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence as Rows
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError
@@ -47,6 +48,7 @@ class DeterministicScorer:
             head="hash",
             default_activation=None if causal else Activation.SOFTMAX,
             hidden_states="numbers made from a hash of the input",
+            fingerprint=_fingerprint(name, config),
         )
 
     @property
@@ -81,6 +83,7 @@ class DeterministicScorer:
             "architecture": model.architecture,
             "path": str(model.path),
             "labels": prepared.labels,
+            "fingerprint": model.fingerprint,
         }
         if model.path is ScoringPath.CLASSIFICATION:
             receipt["activation"] = str(choose_activation(prepared.request, model))
@@ -123,6 +126,11 @@ class DeterministicScorer:
             hidden=numbers if sequence.wants_hidden else None,
             computed_tokens=len(sequence.ids),
         )
+
+
+def _fingerprint(name: str, config: ModelConfig) -> str:
+    told = name.encode() + msgspec.json.encode(config, order="sorted")
+    return f"sha256:{hashlib.sha256(told).hexdigest()}"
 
 
 def _join(request: ScoreRequest, item: object) -> Ids:

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
 import torch
 import transformers
 from torch import nn
@@ -93,6 +94,7 @@ def load_model(name: str, config: ModelConfig, canaries: Path | None = None) -> 
         template=template,
     )
     receipt = describe_model(checkpoint, config, description, prompter)
+    description = msgspec.structs.replace(description, fingerprint=receipt["fingerprint"])
     canary = Canary.of(examined, checkpoint.fingerprint)
     if record is not None:
         canary = canary.remember(record)

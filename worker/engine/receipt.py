@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 
@@ -20,7 +21,7 @@ def describe_model(
 ) -> dict[str, Any]:
     """Return the part of the receipt that is the same for every job of a model."""
     template = prompter.template
-    return {
+    receipt = {
         "model": model.name,
         "source": config.source,
         "revision": config.revision,
@@ -40,6 +41,9 @@ def describe_model(
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
+    # The configuration too: what it says of instructions or adapters is not listed one by one.
+    config_json = msgspec.json.encode(config, order="sorted").decode()
+    return receipt | {"fingerprint": _hash(repr(sorted(receipt.items())) + config_json)}
 
 
 def make_receipt(

@@ -1,0 +1,187 @@
+"""Another run for items of a bulk that have no score: each line a job of its own.
+
+Also what becomes of lines that shared a job with one that kills workers: they run apart.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from api.bulk.inputs import BulkInput
+from api.bulk.settings import parse_options
+from api.rendering import parse_result
+from api.submission import estimate_tokens
+from contract.bulks import ENDED_BULKS
+from contract.jobs import JobState
+from contract.scores import ScoreRequest
+from storage.bulk_chunks import (
+    Chunk,
+    ChunkJob,
+    Segment,
+    read_chunks,
+    read_jobs,
+    read_requests,
+    replace_sources,
+)
+from storage.bulks import BulkRow, reopen_bulk
+from storage.ids import create_id
+from storage.jobs import JobRow
+
+__all__ = ["retry_bulk", "retry_chunk"]
+
+_SCORED = {JobState.SUCCEEDED, JobState.PARTIAL}
+
+
+@dataclass(slots=True)
+class _Change:
+    """What a retry does to a chunk."""
+
+    sources: list[Segment] = field(default_factory=list)
+    jobs: list[ChunkJob] = field(default_factory=list)
+    failed: int = 0
+    cancelled: int = 0
+    lines_failed: int = 0
+    lines_cancelled: int = 0
+
+
+async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
+    """Queue every item without a score again; return how many, and ids of some new jobs.
+
+    The bulk runs again until they have ended. Lines that were refused stay refused.
+    """
+    position, count, ids = 0, 0, []
+    while True:
+        async with given.database.snapshot() as tx:
+            chunks = await read_chunks(tx, bulk.id, from_line=position, limit=8)
+        if not chunks:
+            break
+        for chunk in chunks:
+            new = await retry_chunk(given, bulk, chunk)
+            count += sum(job.item_count for job in new)
+            ids += [job.id for job in new[:1]]
+        position = chunks[-1].first_line + chunks[-1].line_count
+    return count, ids
+
+
+async def retry_chunk(
+    given: BulkInput, bulk: BulkRow, chunk: Chunk, *, only: frozenset[str] | None = None
+) -> list[ChunkJob]:
+    """Put new jobs in place of those items of a chunk that have no score, one per line.
+
+    ``only`` limits it to items of these jobs.
+    """
+    if chunk.open_jobs:
+        return []
+    async with given.database.snapshot() as tx:
+        ids = {segment.job_id for segment in chunk.sources}
+        rows = await read_jobs(tx, ids)
+        bad = {job_id for job_id, row in rows.items() if row.failed_count or _is_lost(row)}
+        bad = bad if only is None else bad & only
+        stored = await read_requests(tx, bulk.tenant, bad)
+    change = _plan(chunk, rows, {job_id: _decode(raw) for job_id, (_, raw) in stored.items()})
+    if not change.jobs:
+        return []
+    options = parse_options(bulk)
+    async with given.database.transaction() as tx:
+        replaced = await replace_sources(
+            tx,
+            chunk,
+            change.sources,
+            change.jobs,
+            tenant=bulk.tenant,
+            lane=options.lane,
+            expires_after_s=options.expires_after_s,
+            failed=change.failed,
+            cancelled=change.cancelled,
+            lines_failed=change.lines_failed,
+            lines_cancelled=change.lines_cancelled,
+        )
+        if replaced and bulk.state in ENDED_BULKS:
+            await reopen_bulk(tx, bulk)
+    return change.jobs if replaced else []
+
+
+def _plan(
+    chunk: Chunk, rows: Mapping[str, JobRow], requests: Mapping[str, ScoreRequest]
+) -> _Change:
+    change = _Change()
+    failed = {job_id: _failed_items(rows[job_id]) for job_id in requests}
+    places = [
+        (segment.job_id, segment.first + offset)
+        for segment in chunk.sources
+        for offset in range(segment.count)
+    ]
+    begin = 0
+    for line in chunk.lines:
+        mine = places[begin : begin + line.item_count]
+        begin += line.item_count
+        bad = [place for place in mine if place[0] in failed and place[1] in failed[place[0]]]
+        if bad:
+            mine = _replace(change, mine, bad, rows, requests)
+        change.sources += [Segment(job_id, index, 1) for job_id, index in mine]
+    change.sources = _merge(change.sources)
+    return change
+
+
+def _replace(
+    change: _Change,
+    mine: Sequence[tuple[str, int]],
+    bad: Sequence[tuple[str, int]],
+    rows: Mapping[str, JobRow],
+    requests: Mapping[str, ScoreRequest],
+) -> list[tuple[str, int]]:
+    """Give a line's items without a score a job; return the line's places then."""
+    job_id = create_id("job")
+    base = requests[bad[0][0]]
+    labels = base.label_token_ids
+    if labels and isinstance(labels[0], list):
+        labels = [(requests[old].label_token_ids or labels)[index] for old, index in bad]
+    items = [requests[old].item_list[index] for old, index in bad]
+    request = msgspec.structs.replace(base, items=items, label_token_ids=labels)
+    whole = len(bad) == len(mine)
+    change.jobs.append(
+        ChunkJob(
+            id=job_id,
+            model=rows[bad[0][0]].model,
+            request=msgspec.json.encode(request),
+            item_count=len(items),
+            lines=int(whole),
+            estimated_tokens=estimate_tokens(request),
+        )
+    )
+    cancelled = sum(1 for old, _ in bad if rows[old].state is JobState.CANCELLED)
+    change.cancelled += cancelled
+    change.failed += len(bad) - cancelled
+    if whole:
+        # A line counts once, where its first item's job ended.
+        change.lines_cancelled += int(cancelled == len(bad))
+        change.lines_failed += int(cancelled != len(bad))
+    order = {place: position for position, place in enumerate(bad)}
+    return [(job_id, order[place]) if place in order else place for place in mine]
+
+
+def _is_lost(row: JobRow) -> bool:
+    return row.state not in _SCORED
+
+
+def _failed_items(row: JobRow) -> set[int]:
+    if _is_lost(row):
+        return set(range(row.item_count))
+    return {error.index for error in parse_result(row).errors}
+
+
+def _merge(segments: Sequence[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for new in segments:
+        last = merged[-1] if merged else None
+        if last is not None and (last.job_id, last.first + last.count) == (new.job_id, new.first):
+            merged[-1] = Segment(last.job_id, last.first, last.count + new.count)
+        else:
+            merged.append(new)
+    return merged
+
+
+def _decode(compressed: bytes) -> ScoreRequest:
+    return msgspec.json.decode(zlib.decompress(compressed), type=ScoreRequest)

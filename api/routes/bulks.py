@@ -1,0 +1,203 @@
+"""``/v1/bulks``: many lines under one handle; counts, results and controls while it runs."""
+
+import re
+
+import msgspec
+from aiohttp import web
+
+from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
+from api.bulk.exports import serve_results
+from api.bulk.lines import check_columns
+from api.bulk.retrying import retry_bulk
+from api.bulk.settings import BulkOptions, BulkSource
+from api.bulk.uris import open_uri
+from api.pages import parse_limit
+from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
+from api.submission import request_key
+from contract.bulks import ENDED_BULKS, BulkRequest
+from contract.errors import ConflictError, InvalidRequestError
+from contract.moments import render_moment
+from storage import bulks, files
+from storage.bulk_events import list_bulk_events
+from storage.bulks import BulkRow, NewBulk
+
+__all__ = ["add_bulk", "add_routes"]
+
+
+def add_routes(app: web.Application) -> None:
+    """Add the routes of bulks to the application."""
+    app.router.add_post("/v1/bulks", post_bulk)
+    app.router.add_get("/v1/bulks", get_bulks)
+    app.router.add_get("/v1/bulks/{id}", get_bulk)
+    app.router.add_get("/v1/bulks/{id}/results", get_results)
+    app.router.add_get("/v1/bulks/{id}/events", get_events)
+    app.router.add_post("/v1/bulks/{id}/cancel", post_cancel)
+    app.router.add_post("/v1/bulks/{id}/pause", post_pause)
+    app.router.add_post("/v1/bulks/{id}/resume", post_resume)
+    app.router.add_post("/v1/bulks/{id}/retry", post_retry)
+    app.router.add_delete("/v1/bulks/{id}", delete_bulk)
+
+
+async def post_bulk(request: web.Request) -> web.StreamResponse:
+    """Start a bulk on an uploaded file, or on a file in an allowed store."""
+    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    wanted = parse_body(request, body, BulkRequest)
+    if (wanted.input_file_id is None) == (wanted.input_uri is None):
+        message = "give either input_file_id or input_uri"
+        raise InvalidRequestError(message, param="input_file_id")
+    check_columns(wanted.columns)
+    if wanted.input_uri is not None:
+        open_uri(wanted.input_uri, request.app[SETTINGS])
+    else:
+        check_plain_text(wanted.input_file_id or "", "input_file_id")
+        async with request.app[DATABASE].snapshot() as tx:
+            await files.get_file(tx, tenant_of(request), wanted.input_file_id or "")
+    options = BulkOptions(
+        model=wanted.model,
+        parameters=wanted.parameters,
+        columns=wanted.columns,
+        hidden_states=True if wanted.hidden_states else None,
+        on_invalid=wanted.on_invalid,
+        cache=wanted.cache,
+        lane=wanted.priority,
+        expires_after_s=wanted.expires_after_s or request.app[SETTINGS].result_ttl_s or None,
+    )
+    source = BulkSource(file=wanted.input_file_id, uri=wanted.input_uri)
+    return await add_bulk(request, body, source, options, wanted.metadata)
+
+
+async def add_bulk(
+    request: web.Request,
+    body: bytes,
+    source: BulkSource,
+    options: BulkOptions,
+    metadata: dict[str, str],
+) -> web.StreamResponse:
+    """Record a bulk and answer with it; the same idempotency key gives the same bulk, for ever."""
+    for name, value in metadata.items():
+        check_plain_text(name + value, "metadata")
+    key = request_key(request, body)
+    new = NewBulk(
+        tenant=tenant_of(request),
+        kind="bulk",
+        endpoint="",
+        source=msgspec.json.encode(source),
+        options=msgspec.json.encode(options),
+        metadata=metadata,
+        key=None if key is None else key.key,
+        body_hash=None if key is None else key.body_hash,
+    )
+    async with request.app[DATABASE].transaction() as tx:
+        row, replayed = await bulks.add_bulk(tx, new)
+    request.app[BULKS].wake()
+    headers = {"Location": f"/v1/bulks/{row.id}"}
+    if replayed:
+        headers["Idempotent-Replayed"] = "true"
+    return json_response(await show_bulk(request, row), status=202, headers=headers)
+
+
+async def get_bulk(request: web.Request) -> web.StreamResponse:
+    """Show a bulk with its live counts."""
+    return json_response(await show_bulk(request, await find_bulk(request)))
+
+
+async def get_bulks(request: web.Request) -> web.StreamResponse:
+    """List bulks, newest first; ``key`` finds the one that was submitted under it."""
+    limit = parse_limit(request.query.get("limit"))
+    after, key = request.query.get("after"), request.query.get("key")
+    async with request.app[DATABASE].snapshot() as tx:
+        if key is not None:
+            found = await bulks.find_bulk(tx, tenant_of(request), check_plain_text(key, "key"))
+            rows = [] if found is None else [found]
+        else:
+            last = None if after is None else parse_bulk_id(after)
+            rows = await bulks.list_bulks(
+                tx, tenant_of(request), kind=None, after=last, limit=limit + 1
+            )
+    page = [await show_bulk(request, row) for row in rows[:limit]]
+    return json_response({"object": "list", "data": page, "has_more": len(rows) > limit})
+
+
+async def get_results(request: web.Request) -> web.StreamResponse:
+    """Stream results in the order of the lines, as far as they are done.
+
+    ``after`` is the last line the client has; ``Accept`` chooses JSONL, Parquet or Arrow.
+    """
+    return await serve_results(request, await find_bulk(request), _parse_line(request))
+
+
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """List the bulk's events after a sequence number."""
+    row = await find_bulk(request)
+    async with request.app[DATABASE].snapshot() as tx:
+        events = await list_bulk_events(tx, row.id, after=_parse_line(request))
+    data = [
+        {
+            "sequence": event.sequence,
+            "id": event.id,
+            "type": event.type,
+            "timestamp": render_moment(event.created_at),
+            "data": msgspec.Raw(event.data.encode()),
+        }
+        for event in events
+    ]
+    return json_response({"object": "list", "data": data})
+
+
+async def post_cancel(request: web.Request) -> web.StreamResponse:
+    """Stop a bulk; what was scored by then is kept."""
+    row = await find_bulk(request)
+    async with request.app[DATABASE].transaction() as tx:
+        row = await bulks.cancel_bulk(tx, tenant_of(request), row.id)
+    request.app[BULKS].wake()
+    return json_response(await show_bulk(request, row), status=202)
+
+
+async def post_pause(request: web.Request) -> web.StreamResponse:
+    """Keep workers from the bulk's queued lines; what runs is finished."""
+    return await _pause(request, paused=True)
+
+
+async def post_resume(request: web.Request) -> web.StreamResponse:
+    """Let workers take the bulk's lines again."""
+    return await _pause(request, paused=False)
+
+
+async def post_retry(request: web.Request) -> web.StreamResponse:
+    """Run every item without a score again; 409 where the bulk has not ended or has none."""
+    row = await find_bulk(request)
+    if row.state not in ENDED_BULKS:
+        message = f"bulk {row.id} is {row.state.value}; retry it once it has ended"
+        raise ConflictError(message)
+    count, hints = await retry_bulk(request.app[BULKS].given, row)
+    if not count:
+        message = f"bulk {row.id} has no item to be retried"
+        raise ConflictError(message)
+    await request.app[QUEUE].hint(hints[:16])
+    request.app[BULKS].wake()
+    return json_response(await show_bulk(request, await find_bulk(request)), status=202)
+
+
+async def delete_bulk(request: web.Request) -> web.StreamResponse:
+    """Delete an ended bulk: its lines at once, its jobs' scores with the next sweep."""
+    row = await find_bulk(request)
+    async with request.app[DATABASE].transaction() as tx:
+        await bulks.delete_bulk(tx, tenant_of(request), row.id)
+    return web.Response(status=204)
+
+
+async def _pause(request: web.Request, *, paused: bool) -> web.StreamResponse:
+    row: BulkRow = await find_bulk(request)
+    async with request.app[DATABASE].transaction() as tx:
+        row = await bulks.pause_bulk(tx, tenant_of(request), row.id, paused=paused)
+    request.app[BULKS].wake()
+    return json_response(await show_bulk(request, row))
+
+
+def _parse_line(request: web.Request) -> int:
+    text = request.query.get("after", "0")
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        message = "after is a whole number"
+        raise InvalidRequestError(message, param="after")
+    return int(text)

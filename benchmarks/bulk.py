@@ -1,0 +1,165 @@
+"""A million one-item rows through ``/v1/bulks`` with the deterministic scorer, on PostgreSQL.
+
+``python -m benchmarks.bulk --rows 1000000 --workers 1`` starts PostgreSQL, Redis, one API and the
+workers, uploads a file, and prints: rows/s in (uploaded; validated and stored), rows/s through,
+peak memory, size on disk, and the times of two re-scores: one that finds everything in the cache,
+one that misses one row in a hundred.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg  # type: ignore[import-untyped]
+import msgspec
+import psutil
+
+from contract.bulks import ENDED_BULKS, Bulk
+from scorekeep.bulk import BulkClient
+from tests.e2e.stack import Stack
+from tests.services import Postgres, start_postgres, start_redis
+
+_POLL_S = 0.1
+
+
+class _Peak:
+    """The largest memory of some processes, sampled while something else runs."""
+
+    def __init__(self, processes: dict[str, int]) -> None:
+        self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
+        self.bytes = dict.fromkeys(processes, 0)
+
+    async def watch(self) -> None:
+        """Sample for ever."""
+        while True:
+            for name, process in self._processes.items():
+                self.bytes[name] = max(self.bytes[name], process.memory_info().rss)
+            await asyncio.sleep(_POLL_S)
+
+
+def _write_rows(path: Path, count: int, *, changed_every: int = 0) -> None:
+    with path.open("wb") as file:
+        for start in range(0, count, 10_000):
+            file.write(b"".join(_render(start, min(count, start + 10_000), changed_every)))
+
+
+def _render(start: int, stop: int, changed_every: int) -> Iterator[bytes]:
+    for n in range(start, stop):
+        text = f"row {n} of a corpus that somebody wants to filter"
+        if changed_every and n % changed_every == 0:
+            text += ", changed"
+        yield msgspec.json.encode({"custom_id": f"row-{n}", "item": text}) + b"\n"
+
+
+async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
+    """Return the bulk at its end, and after how many seconds every line was stored."""
+    started, stored_s = time.perf_counter(), 0.0
+    while bulk.state not in ENDED_BULKS:
+        bulk = await bulks.get(bulk.id)
+        if not stored_s and bulk.counts.lines and bulk.ingested_lines == bulk.counts.lines:
+            stored_s = time.perf_counter() - started
+        await asyncio.sleep(_POLL_S)
+    return bulk, stored_s
+
+
+async def _run(bulks: BulkClient, path: Path, rows: int, name: str) -> Bulk:
+    started = time.perf_counter()
+    bulk = await bulks.submit(path, {"model": "m"})
+    uploaded_s = time.perf_counter() - started
+    bulk, stored_s = await _wait(bulks, bulk)
+    total_s = time.perf_counter() - started
+    counts = bulk.counts
+    sys.stdout.write(
+        f"{name}: {bulk.state.value}, {counts.scored} scored, {counts.from_cache} from the cache\n"
+        f"  uploaded in {uploaded_s:.1f} s; validated and stored in {stored_s:.1f} s = "
+        f"{rows / max(stored_s, 1e-9):.0f} rows/s in\n"
+        f"  all of it in {total_s:.1f} s = {rows / total_s:.0f} rows/s through\n"
+    )
+    return bulk
+
+
+async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
+    """Wait until the cache knows the first bulk: a one-row bulk of its last row finds it."""
+    started = time.perf_counter()
+    last = next(_render(rows - 1, rows, 0))
+    for attempt in range(600):
+        probe = path.with_name(f"probe-{attempt}.jsonl")
+        probe.write_bytes(last)
+        options = {"model": "m", "metadata": {"probe": str(attempt)}}
+        bulk, _ = await _wait(bulks, await bulks.submit(probe, options))
+        if bulk.counts.from_cache:
+            break
+    sys.stdout.write(f"cache filled {time.perf_counter() - started:.1f} s after the end\n")
+
+
+async def _measure(options: argparse.Namespace, folder: Path, redis: str, database: str) -> int:
+    models = {"m": {"source": "builtin:deterministic"}}
+    async with Stack(folder, redis, models, database_url=database) as stack:
+        workers = [await stack.start_worker() for _ in range(options.workers)]
+        await stack.wait_for("/readyz")
+        api = next(
+            process.pid
+            for process in psutil.Process().children()
+            if process.cmdline()[1:3] == ["-m", "api"]
+        )
+        peak = _Peak({"api": api} | {f"worker {n}": w.pid for n, w in enumerate(workers)})
+        watching = asyncio.create_task(peak.watch())
+        path, changed = folder / "rows.jsonl", folder / "changed.jsonl"
+        await asyncio.to_thread(_write_rows, path, options.rows)
+        await asyncio.to_thread(_write_rows, changed, options.rows, changed_every=100)
+        async with BulkClient(stack.url) as bulks:
+            first = await _run(bulks, path, options.rows, "first run")
+            await _indexed(bulks, path, options.rows)
+            started = time.perf_counter()
+            again, _ = await _wait(bulks, await bulks.rescore({"bulk": first.id}))
+            sys.stdout.write(
+                f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
+                f"{time.perf_counter() - started:.1f} s\n"
+            )
+            await _run(bulks, changed, options.rows, "one row in a hundred changed")
+            out = folder / "out.jsonl"
+            started = time.perf_counter()
+            lines = await bulks.write_results(first.id, out)
+            sys.stdout.write(f"results: {lines} lines in {time.perf_counter() - started:.1f} s\n")
+        watching.cancel()
+        for name, size in peak.bytes.items():
+            sys.stdout.write(f"peak memory of {name}: {size / 2**20:.0f} MiB\n")
+        blobs = sum(p.stat().st_size for p in (folder / "data").rglob("*") if p.is_file())
+        sys.stdout.write(f"blobs and files on disk: {blobs / 2**20:.0f} MiB\n")
+    return 0
+
+
+async def _database_size(server: Postgres) -> int:
+    connection = await asyncpg.connect(
+        user="postgres", database="postgres", host=str(server.socket_dir), port=server.port
+    )
+    try:
+        size: int = await connection.fetchval("SELECT pg_database_size('bulk')")
+        return size
+    finally:
+        await connection.close()
+
+
+def main() -> None:
+    """Run everything and print figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="scorekeep-bulk-") as folder,
+        start_postgres() as server,
+        start_redis() as redis,
+    ):
+        server.execute("CREATE DATABASE bulk")
+        asyncio.run(_measure(options, Path(folder), redis, server.url("bulk")))
+        size = asyncio.run(_database_size(server))
+        sys.stdout.write(f"database on disk: {size / 2**20:.0f} MiB\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Bulks: many lines under one handle, their states, and what clients send and see.
+
+The OpenAI-compatible routes call a bulk a batch, on the wire only.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from contract.jobs import Lane
+from contract.scores import ItemError
+
+__all__ = [
+    "BATCH_STATUS",
+    "ENDED_BULKS",
+    "Bulk",
+    "BulkCounts",
+    "BulkEventType",
+    "BulkRequest",
+    "BulkResult",
+    "BulkState",
+    "CacheUse",
+    "LineError",
+    "RescoreRequest",
+]
+
+_Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
+_Retention = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86400)]
+
+
+class BulkState(StrEnum):
+    """Where a bulk stands. The value is what SQL rows and JSON bodies carry."""
+
+    VALIDATING = "validating"  #: every line is read once before anything runs
+    RUNNING = "running"  #: lines are stored and scored
+    FINALIZING = "finalizing"  #: everything has ended, output files are being written
+    COMPLETED = "completed"  #: every line has its scores or its error
+    FAILED = "failed"  #: the input was refused; nothing ran
+    CANCELLING = "cancelling"  #: asked to stop; what runs is let go
+    CANCELLED = "cancelled"  #: stopped; what was scored before is kept
+    EXPIRED = "expired"  #: its completion window passed; what was scored is kept
+
+
+ENDED_BULKS = frozenset(
+    {BulkState.COMPLETED, BulkState.FAILED, BulkState.CANCELLED, BulkState.EXPIRED}
+)
+
+#: What the OpenAI-compatible routes say for a state.
+BATCH_STATUS: dict[BulkState, str] = {
+    state: "in_progress" if state is BulkState.RUNNING else state.value for state in BulkState
+}
+
+
+class CacheUse(StrEnum):
+    """What a bulk does with scores that the same model gave the same input before."""
+
+    READ = "read"  #: takes them, and keeps its own for others
+    REFRESH = "refresh"  #: runs everything, and keeps its own for others
+    OFF = "off"  #: runs everything and keeps nothing for others
+
+
+class BulkEventType(StrEnum):
+    """What an event of a bulk announces."""
+
+    IN_PROGRESS = "batch.in_progress"  #: validated; lines run
+    PROGRESS = "batch.progress"  #: counts have moved
+    COMPLETED = "batch.completed"  #: every line has ended
+    FAILED = "batch.failed"  #: the input was refused
+    CANCELLED = "batch.cancelled"  #: stopped by the client
+    EXPIRED = "batch.expired"  #: its completion window passed
+
+
+class LineError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a line of the input was refused. ``line`` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BulkRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /v1/bulks``.
+
+    ``parameters`` are fields of a score request for every line; a line's own win. ``columns``
+    names the input's columns for ``item``, ``query`` and ``id``.
+    """
+
+    input_file_id: str | None = None
+    input_uri: str | None = None
+    model: str | None = None
+    parameters: dict[str, Any] = {}
+    columns: dict[str, str] = {}
+    hidden_states: bool = False
+    on_invalid: Literal["fail", "skip"] = "fail"
+    cache: CacheUse = CacheUse.READ
+    priority: Lane = Lane.BULK
+    metadata: _Metadata = {}
+    expires_after_s: _Retention | None = None
+
+
+class RescoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /v1/rescore``: what was scored before, with something changed.
+
+    One of ``bulk``, ``jobs`` and ``filter`` (``model``, ``state``, ``metadata.KEY``) says what;
+    ``model`` and ``parameters`` say what changes.
+    """
+
+    bulk: str | None = None
+    jobs: Annotated[list[str], msgspec.Meta(max_length=10_000)] | None = None
+    filter: dict[str, str] | None = None
+    model: str | None = None
+    parameters: dict[str, Any] = {}
+    hidden_states: bool | None = None
+    cache: CacheUse = CacheUse.READ
+    priority: Lane = Lane.BULK
+    metadata: _Metadata = {}
+    expires_after_s: _Retention | None = None
+
+
+class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a bulk so far. ``from_cache`` items are among the scored."""
+
+    lines: int = 0
+    lines_completed: int = 0
+    lines_failed: int = 0
+    lines_cancelled: int = 0
+    items: int = 0
+    scored: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    from_cache: int = 0
+    tokens: int = 0
+    estimated_tokens: int = 0
+
+
+class Bulk(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk as ``GET /v1/bulks/{id}`` shows it. Moments are RFC 3339 in UTC."""
+
+    id: str
+    object: str = "bulk"
+    state: BulkState
+    paused: bool = False
+    model: str | None = None
+    counts: BulkCounts
+    ingested_lines: int = 0
+    items_per_s: float | None = None
+    eta_s: float | None = None
+    created_at: str
+    started_at: str | None = None
+    finished_at: str | None = None
+    metadata: dict[str, str] = {}
+    cache: CacheUse = CacheUse.READ
+    hidden_states: bool = False
+    source: dict[str, Any] = {}
+    errors: list[LineError] = []
+    links: dict[str, str] = {}
+
+
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a bulk's results. ``line`` counts from 1; ``scores`` has a row per item."""
+
+    line: int
+    custom_id: str
+    model: str | None = None
+    labels: list[str | int | list[int]] = []
+    scores: list[list[float] | None] = []
+    errors: list[ItemError] = []

@@ -1,0 +1,1 @@
+"""Bulks through the real application, with a real worker beside it."""

@@ -1,0 +1,155 @@
+"""Scored again: only what the cache lacks runs; another model is another key; compared."""
+
+from contract.models import ModelConfig
+from tests.bulk.bench import MODELS, Bulks, rows
+
+
+async def wait_until_indexed(bulks: Bulks, bulk_id: str) -> None:
+    """Return when the cache knows a bulk that has ended."""
+    from api.bulk.access import BULKS  # noqa: PLC0415
+
+    while await bulks.service.app[BULKS].read_once():
+        pass
+    from storage.bulks import get_bulk  # noqa: PLC0415
+
+    indexed = False
+    while not indexed:
+        async with bulks.service.database.snapshot() as tx:
+            row = await get_bulk(tx, "default", bulk_id)
+        indexed = row.indexed_lines == row.ingested_lines
+
+
+async def test_only_what_is_not_known_runs(bulks: Bulks) -> None:
+    """The same model finds everything in the cache, with equal results; one new line runs alone."""
+    await bulks.start_worker()
+    first = await bulks.run(rows(700))
+    await wait_until_indexed(bulks, first["id"])
+
+    again = await bulks.rescore(bulk=first["id"])
+    more = await bulks.run([*rows(700), {"custom_id": "new", "item": "new"}])
+    fresh = await bulks.rescore(bulk=first["id"], cache="refresh")
+    off = await bulks.rescore(bulk=first["id"], cache="off")
+
+    assert first["counts"]["from_cache"] == 0
+    assert again["counts"]["from_cache"] == again["counts"]["scored"] == 700
+    assert again["counts"]["tokens"] == 0
+    assert more["counts"]["from_cache"] == 700
+    assert more["counts"]["scored"] == 701
+    assert fresh["counts"]["from_cache"] == off["counts"]["from_cache"] == 0
+    results = await bulks.results(first["id"])
+    for bulk in (again, fresh, off):
+        assert await bulks.results(bulk["id"]) == results
+
+
+async def test_another_model_or_parameter_is_another_key(sqlite_bulks: Bulks) -> None:
+    """Nothing is taken from the cache that another model, or other parameters, produced."""
+    await sqlite_bulks.start_worker()
+    first = await sqlite_bulks.run(rows(10))
+    await wait_until_indexed(sqlite_bulks, first["id"])
+
+    other = await sqlite_bulks.rescore(bulk=first["id"], model="other")
+    soft = await sqlite_bulks.rescore(bulk=first["id"], parameters={"apply_softmax": True})
+    await wait_until_indexed(sqlite_bulks, soft["id"])
+    soft_again = await sqlite_bulks.rescore(bulk=soft["id"], model="tiny")
+    hidden = await sqlite_bulks.rescore(bulk=first["id"], hidden_states=True)
+    await sqlite_bulks.stop_workers()
+    await sqlite_bulks.start_worker(tiny=ModelConfig(source=MODELS["tiny"].source, max_tokens=99))
+    changed = await sqlite_bulks.rescore(bulk=first["id"])
+
+    assert other["counts"]["from_cache"] == soft["counts"]["from_cache"] == 0
+    assert soft_again["counts"]["from_cache"] == 10
+    assert hidden["counts"]["from_cache"] == 0  # its hidden states were not kept
+    assert changed["counts"]["from_cache"] == 0  # the name is the same, the model is not
+    assert (await sqlite_bulks.results(other["id"]))[0]["model"] == "other"
+
+
+async def test_jobs_and_filters_are_scored_again(sqlite_bulks: Bulks) -> None:
+    """Single jobs become lines, named by their ids; one that is gone says so."""
+    await sqlite_bulks.start_worker()
+    submit, get = sqlite_bulks.service.submit, sqlite_bulks.service.get
+    ids = [await submit(metadata={"set": "a"}), await submit(items=["c"])]
+    for job_id in ids:
+        await get(f"/v1/jobs/{job_id}?wait=10")
+
+    by_ids = await sqlite_bulks.rescore(jobs=[*ids, f"job_{'0' * 32}"], model="other")
+    by_filter = await sqlite_bulks.rescore(filter={"metadata.set": "a", "state": "succeeded"})
+    results = await sqlite_bulks.results(by_ids["id"])
+
+    assert [line["custom_id"] for line in results[:2]] == ids
+    assert [len(line["scores"]) for line in results] == [2, 1, 0]
+    assert results[2]["errors"][0]["code"] == "gone"
+    assert by_ids["counts"]["lines_failed"] == 1
+    assert by_filter["counts"]["items"] == 2
+    assert by_ids["source"] == {"jobs": 3}
+
+
+async def test_what_cannot_be_scored_again(sqlite_bulks: Bulks) -> None:
+    """Requests that name nothing, or change the input itself, are refused by field."""
+    post = sqlite_bulks.service.post
+    await sqlite_bulks.service.report_ready()
+    failed = await sqlite_bulks.run(b"x\n")
+    for body, status, param in (
+        ({}, 422, "bulk"),
+        ({"bulk": "x", "jobs": []}, 422, "bulk"),
+        ({"jobs": []}, 422, "jobs"),
+        ({"filter": {}}, 422, "filter"),
+        ({"filter": {"colour": "x"}}, 422, "filter"),
+        ({"filter": {"state": "x"}}, 422, "filter.state"),
+        ({"bulk": failed["id"], "parameters": {"items": []}}, 422, "parameters.items"),
+        ({"bulk": failed["id"], "parameters": {"temperature": -1}}, 422, "parameters"),
+        ({"bulk": failed["id"]}, 409, None),
+        ({"bulk": f"blk_{'0' * 32}"}, 404, None),
+    ):
+        answer = await post("/v1/rescore", body)
+        assert answer.status == status, (body, answer.body)
+        assert answer.json.get("param") == param, body
+
+
+async def test_scores_that_were_deleted_are_not_found(sqlite_bulks: Bulks) -> None:
+    """A deleted bulk's scores are gone from the cache: everything runs."""
+    await sqlite_bulks.start_worker()
+    first = await sqlite_bulks.run(rows(5))
+    await wait_until_indexed(sqlite_bulks, first["id"])
+    await sqlite_bulks.service.request("DELETE", f"/v1/bulks/{first['id']}")
+
+    assert (await sqlite_bulks.run(rows(5)))["counts"]["from_cache"] == 0
+
+
+async def test_bulks_and_jobs_are_compared(sqlite_bulks: Bulks) -> None:
+    """Equal runs have no difference; other activations differ in the receipt and the numbers."""
+    await sqlite_bulks.start_worker()
+    get = sqlite_bulks.service.get
+    first = await sqlite_bulks.run(rows(600), cache="off")
+    same = await sqlite_bulks.rescore(bulk=first["id"], cache="off")
+    soft = await sqlite_bulks.rescore(
+        bulk=first["id"], cache="off", parameters={"apply_softmax": True}
+    )
+    more = await sqlite_bulks.run([*rows(600), {"custom_id": "x", "item": "x"}])
+    strange = await sqlite_bulks.run([{"custom_id": "x", "item": "x"}])
+
+    equal = (await get(f"/v1/bulks/{first['id']}/compare/{same['id']}")).json
+    changed = (await get(f"/v1/bulks/{first['id']}/compare/{soft['id']}")).json
+    longer = (await get(f"/v1/bulks/{first['id']}/compare/{more['id']}")).json
+    refused = await get(f"/v1/bulks/{first['id']}/compare/{strange['id']}")
+
+    assert equal["items"] == equal["identical"] == 600
+    assert equal["max_difference"] == equal["mean_difference"] == equal["flips"] == 0
+    assert equal["rank_correlation"] == [1.0, 1.0]
+    assert equal["receipt"] == {}
+    assert changed["receipt"]["activation"] == ["none", "softmax"]
+    assert changed["flips"] == 0  # softmax keeps the order
+    assert 0 < changed["rank_correlation"][0] < 1
+    assert changed["changed"][0]["difference"] == changed["max_difference"]
+    assert len(changed["changed"]) == 50
+    assert (longer["only_in_a"], longer["only_in_b"]) == (0, 1)
+    assert refused.status == 409
+
+    a, b = (
+        await sqlite_bulks.service.submit(),
+        await sqlite_bulks.service.submit(apply_softmax=True),
+    )
+    for job_id in (a, b):
+        await get(f"/v1/jobs/{job_id}?wait=10")
+    jobs = (await get(f"/v1/jobs/{a}/compare/{b}")).json
+    assert jobs["items"] == 2
+    assert "activation" in jobs["receipt"]
