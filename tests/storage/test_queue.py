@@ -106,7 +106,7 @@ async def test_waiters_hear_of_finished_jobs(queue: Queue, redis_url: str) -> No
 
     assert await asyncio.wait_for(first, 5) == "job_a"
     assert await asyncio.wait_for(anext(listening), 5) == "job_b"
-    await listening.aclose()  # type: ignore[attr-defined]
+    await listening.aclose()
 
 
 async def test_redis_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
