@@ -160,13 +160,14 @@ class Tasks:
                 submission.abandon(job_id, ScoreError("given up"))
 
     def _prepare_all(self, scorer: Scorer, works: Sequence[Work]) -> None:
-        with self.deadline.watch("prepare"):
-            for work in works:
-                try:
+        within_s = self.settings.prepare_timeout_s
+        for work in works:
+            try:
+                with self.deadline.watch("prepare"):
                     request = msgspec.json.decode(work.job.request, type=ScoreRequest)
-                    work.prepared = scorer.prepare(request)
-                except Exception as error:  # noqa: BLE001  # the job runner: the job says why
-                    work.error = error
+                    work.prepared = scorer.prepare(request, within_s=within_s)
+            except Exception as error:  # noqa: BLE001  # the job runner: the job says why
+                work.error = error
 
     def _limit_run_time(
         self, submission: Submission, job_id: str, limit_s: float
