@@ -19,7 +19,7 @@ _PAGE = 500
 _DEAD_WORKER_S = 3600.0
 #: A blob without a row may be one whose row is about to be written.
 _ORPHAN_S = 3600.0
-#: A row whose hint is older than this many sweeps is hinted again.
+#: A row that has waited for this many sweeps is hinted once more, then left to the pump's sweep.
 _HINT_SWEEPS = 5
 
 
@@ -41,12 +41,8 @@ class Maintenance:
             "keys": self.drop_keys_once,
             "workers": self.drop_workers_once,
         }
-        counts: dict[str, int] = {}
-        for name, run in rounds.items():
-            try:
-                counts[name] = await run()
-            except (StoreUnavailableError, OSError) as error:
-                _LOG.warning("maintenance waits", extra={"round": name, "reason": str(error)})
+        tried = {name: await self._try(name, run) for name, run in rounds.items()}
+        counts = {name: count for name, count in tried.items() if count is not None}
         done = {name: count for name, count in counts.items() if count}
         if done:
             _LOG.info("maintenance", extra=done)
@@ -79,7 +75,7 @@ class Maintenance:
         return len(gone)
 
     async def hint_once(self) -> int:
-        """Hint rows that wait without a fresh hint: it was lost, or nobody could take it."""
+        """Hint rows that have waited for long and were not yet hinted from here."""
         older_than_s = self.settings.sweep_s * _HINT_SWEEPS
         async with self.stores.database.transaction() as tx:
             hints = await claims.unhinted_jobs(tx, older_than_s=older_than_s, limit=_PAGE)
@@ -99,6 +95,10 @@ class Maintenance:
         async with self.stores.database.transaction() as tx:
             return await workers.drop_dead_workers(tx, older_than_s=_DEAD_WORKER_S)
 
+    async def try_sweep_blobs(self) -> int | None:
+        """Do ``sweep_blobs_once``; None if it failed, which is logged."""
+        return await self._try("orphans", self.sweep_blobs_once)
+
     async def sweep_blobs_once(self) -> int:
         """Delete blobs that no row knows and temporary files of writers that died; lists all."""
         older_than_s = max(_ORPHAN_S, 10 * self.settings.lease_s)
@@ -106,6 +106,16 @@ class Maintenance:
             self.stores.database, self.stores.blobs, older_than_s=older_than_s
         )
         return orphans + await self.stores.blobs.drop_temporary(older_than_s=older_than_s)
+
+    async def _try(self, name: str, run: Callable[[], Awaitable[int]]) -> int | None:
+        """Run a round: whatever it raises, the process goes on and tries at the next one."""
+        try:
+            return await run()
+        except (StoreUnavailableError, OSError) as error:
+            _LOG.warning("maintenance waits", extra={"round": name, "reason": str(error)})
+        except Exception:  # noqa: BLE001  # the edge of a round: one statement must not end us
+            _LOG.exception("maintenance raised", extra={"round": name})
+        return None
 
     async def _announce(self, ids: list[str]) -> None:
         if ids:
