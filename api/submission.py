@@ -80,16 +80,32 @@ def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
 
 
 def estimate_tokens(request: ScoreRequest) -> int:
-    """Return about how many tokens the job costs; exact for token ids, else from characters."""
-    query = _tokens_of(request.query or "")
-    total = sum(query + _tokens_of(item) for item in request.item_list)
+    """Return about how many tokens the job costs; exact for token ids, else from characters.
+
+    The query and every label count once per item: that is how often they are looked at.
+    """
+    around = _tokens_of(request.query or "")
+    around += sum(_pieces_of(label) for label in request.labels or [])
+    total = sum(around + _tokens_of(item) for item in request.item_list)
     return min(total, _MAX_ESTIMATE)  # what the store's column holds
 
 
 def _tokens_of(part: str | list[int]) -> int:
     if isinstance(part, str):
-        return -(-len(part) // _CHARACTERS_PER_TOKEN) + _SPECIAL_TOKENS
+        return _pieces_of(part) + _SPECIAL_TOKENS
     return len(part)
+
+
+def _pieces_of(text: str) -> int:
+    return -(-len(text) // _CHARACTERS_PER_TOKEN)
+
+
+def _count_scores(request: ScoreRequest) -> int:
+    """Return how many scores the request asks for by name: items times labels."""
+    ids = request.label_token_ids or []
+    if any(isinstance(entry, list) for entry in ids):
+        return sum(len(entry) for entry in ids if isinstance(entry, list))
+    return len(request.item_list) * len(request.labels or ids)
 
 
 def _encode_request(wanted: ScoreRequest, model: str, *, items: msgspec.Raw | None = None) -> bytes:
@@ -111,10 +127,17 @@ def _check_limits(wanted: ScoreRequest, settings: Settings) -> int:
     """Check everything that no model is needed for; return about how many tokens there are."""
     _check_items_limit(wanted, settings)
     wanted.check(max_items=settings.max_items)
+    scores = _count_scores(wanted)
+    if scores > settings.max_scores:
+        message = (
+            f"items times labels are {scores} scores, which exceed the limit max_scores of "
+            f"{settings.max_scores}; split the items over several jobs"
+        )
+        raise TooLargeError(message, param="items")
     tokens = estimate_tokens(wanted)
     if tokens > settings.max_job_tokens:
         message = (
-            f"about {tokens} tokens, the query counted once per item, exceed the limit "
+            f"about {tokens} tokens, query and labels counted once per item, exceed the limit "
             f"max_job_tokens of {settings.max_job_tokens}; split them over several jobs"
         )
         raise TooLargeError(message, param="items")

@@ -1,6 +1,7 @@
 """The client for asyncio: submit text to be scored, wait, fetch scores and hidden states."""
 
 import asyncio
+import contextlib
 import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +12,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
-from contract.errors import ConflictError
+from contract.errors import ConflictError, GoneError
 from contract.jobs import TERMINAL, JobState
 from contract.models import ModelDescription, ModelState, ModelStatus
 from contract.scores import Job, JobRequest, Scores
@@ -58,7 +59,7 @@ class AsyncClient:
 
     Requests are repeated, up to ``max_retries`` times, when the service or the network fails in a
     way that a repetition may cure; ``Retry-After`` and ``x-should-retry`` are honoured, and every
-    submission carries an idempotency key, so that a repetition never scores twice.
+    submission and cancellation carries an idempotency key, so that a repetition changes nothing.
     ``timeout_s`` bounds one exchange; how long to wait for a job is each method's own argument.
     Errors are the classes of ``contract.errors``.
     """
@@ -221,7 +222,10 @@ class AsyncClient:
 
         Raises ``ConflictError`` where it has ended.
         """
-        answer = await self._transport.send("POST", f"{_path(job)}/cancel")
+        key = uuid.uuid4().hex
+        answer = await self._transport.send(
+            "POST", f"{_path(job)}/cancel", headers={"Idempotency-Key": f'"{key}"'}
+        )
         return msgspec.json.decode(answer.body, type=Job)
 
     async def retry(self, job: str | Job) -> Job:
@@ -233,8 +237,12 @@ class AsyncClient:
         return msgspec.json.decode(answer.body, type=Job)
 
     async def delete(self, job: str | Job) -> None:
-        """Remove a job that has ended, its scores and its hidden states, for good."""
-        await self._transport.send("DELETE", _path(job))
+        """Remove a job that has ended, its scores and its hidden states, for good.
+
+        One that is gone already is no error: the first request may have lost its answer.
+        """
+        with contextlib.suppress(GoneError):
+            await self._transport.send("DELETE", _path(job))
 
     async def models(self) -> Sequence[ModelStatus]:
         """Return what is served, and why not where it is not."""

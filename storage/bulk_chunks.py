@@ -16,7 +16,7 @@ from contract.jobs import LANES, JobState, Lane
 from storage.database import Transaction, database_now
 from storage.events import ENDED, add_events
 from storage.jobs import JobRow, parse_job, select_jobs
-from storage.statements import execute
+from storage.statements import execute, render_hint
 from storage.tables import bulk_chunks, jobs
 
 __all__ = [
@@ -68,6 +68,11 @@ class ChunkJob:
     item_count: int
     lines: int
     estimated_tokens: int
+
+    @property
+    def hint(self) -> str:
+        """What the queue is told of it once it is stored."""
+        return render_hint(self.id, 0, self.model)
 
 
 @dataclass(slots=True, kw_only=True)

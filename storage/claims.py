@@ -18,7 +18,7 @@ from storage.claiming import CLAIM
 from storage.database import Transaction
 from storage.events import ENDED, add_events
 from storage.refs import TensorRef, decode_tensors
-from storage.statements import Claim, execute, pack, pack_claims, parse_hint
+from storage.statements import Claim, execute, pack, pack_claims, parse_hint, render_hint
 
 __all__ = [
     "Claim",
@@ -178,9 +178,13 @@ async def release_jobs(tx: Transaction, claims: Sequence[Claim]) -> set[str]:
 
 
 async def unhinted_jobs(tx: Transaction, *, older_than_s: float, limit: int) -> list[str]:
-    """Return the hints of queued jobs for which none is known to have been sent."""
+    """Return the hints of queued jobs for which none is known to have been sent.
+
+    Who submits does not say that it hinted, so that a job that waits long is hinted once more
+    here. A hint that Redis lost after that stays lost: the workers' own sweep finds the job.
+    """
     rows = await execute(tx, _UNHINTED, {"older_than_s": older_than_s, "limit": limit})
-    return [f"{row.id}:{row.attempt}" for row in rows]
+    return [render_hint(row.id, row.attempt, row.model) for row in rows]
 
 
 async def mark_hinted(tx: Transaction, hints: Iterable[str]) -> None:
@@ -233,7 +237,7 @@ RETURNING {ENDED}
 """  # noqa: S608  # constants of ours
 
 _UNHINTED = """
-SELECT id, attempt FROM jobs
+SELECT id, attempt, model FROM jobs
 WHERE state = 'queued' AND hinted_at IS NULL AND created_at <= {now} - :older_than_s
   AND available_at <= {now}
 ORDER BY created_at LIMIT :limit

@@ -184,6 +184,7 @@ WHERE j.deleted_at IS NULL AND j.tensors IS NOT NULL ORDER BY j.id
 """
 _UNKNOWN = """
 SELECT r.id FROM {rows(id text)} r WHERE r.id NOT IN (SELECT key FROM blobs b WHERE b.key = r.id)
+  AND NOT EXISTS (SELECT 1 FROM files f WHERE r.id LIKE 'files/%' AND f.id = substr(r.id, 7, 36))
 """
 _WRONG = """
 state IN ('succeeded', 'partial') AND deleted_at IS NULL AND result IS NOT NULL

@@ -6,14 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Row, bindparam, insert, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+)
 
 from contract.errors import GoneError, JobNotFoundError
 from contract.jobs import LANES, TERMINAL, JobState, Lane
 from storage.database import Transaction, database_now
 from storage.ids import create_id
 from storage.refs import TensorRef, decode_tensors
-from storage.statements import execute
+from storage.statements import execute, render_hint
 from storage.tables import jobs
 
 __all__ = [
@@ -96,8 +105,8 @@ class JobRow:
 
     @property
     def hint(self) -> str:
-        """What the queue is told: a hint of another attempt is another hint."""
-        return f"{self.id}:{self.attempt}"
+        """What the queue is told."""
+        return render_hint(self.id, self.attempt, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
         # in different ways.
         query = query.where(jobs.c.error.startswith(f'{{"code":"{error_code}"', autoescape=True))
     for key, value in (metadata or {}).items():
-        query = query.where(jobs.c.metadata[key].as_string() == value)
+        query = query.where(_has_metadata(tx.dialect.name, key, value))
     result = await tx.execute(query.order_by(jobs.c.id.desc()).limit(limit))
     return [parse_job(row) for row in result]
 
@@ -223,6 +232,15 @@ def parse_job(row: Row[Any]) -> JobRow:
     if "tensors" in values:
         values["tensors"] = decode_tensors(values["tensors"])
     return JobRow(**values)
+
+
+def _has_metadata(dialect: str, key: str, value: str) -> ColumnElement[bool]:
+    if dialect != "sqlite":
+        named: ColumnElement[bool] = jobs.c.metadata[key].as_string() == value
+        return named
+    # a JSON path cannot name a key that holds a quotation mark
+    pairs = func.json_each(jobs.c.metadata).table_valued("key", "value")
+    return exists().where(pairs.c.key == key, pairs.c.value == value)
 
 
 _DEPTH = """

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.errors import IllegalTransitionError
+from contract.errors import ConflictError, IllegalTransitionError
 from contract.jobs import RETRYABLE, JobState
 from storage.blobs import BlobInfo
 from storage.database import Transaction
@@ -101,11 +101,15 @@ async def retry_job(tx: Transaction, tenant: str, job_id: str) -> JobRow:
     """Queue a job that left items without a score: the same id, a new generation.
 
     What was scored stays with the row, for the worker to keep. Its deadline in the queue is not
-    set again. Raises ``IllegalTransitionError`` for any other job, and as ``get_job`` does.
+    set again. Raises ``ConflictError`` for a job of a bulk, ``IllegalTransitionError`` for any
+    other, and as ``get_job`` does.
     """
     parameters = {"id": job_id, "tenant": tenant}
     retried = (await execute(tx, _RETRY, parameters)).one_or_none()
     row = await get_job(tx, tenant, job_id)
+    if retried is None and row.bulk_id is not None:
+        message = f"job {job_id} is part of bulk {row.bulk_id}; retry the bulk, which counts it"
+        raise ConflictError(message)
     if retried is None:
         raise IllegalTransitionError(current=row.state, wanted=JobState.QUEUED)
     return row
@@ -171,7 +175,7 @@ UPDATE jobs SET
     crash_count = 0, error_count = 0, error = NULL, available_at = {{now}}, hinted_at = NULL,
     lease_until_at = NULL, queue_deadline_at = NULL, cancel_requested_at = NULL,
     finished_at = NULL, expires_at = NULL
-WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL
+WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL AND bulk_id IS NULL
   AND state IN ({", ".join(f"'{state}'" for state in sorted(RETRYABLE))})
 RETURNING id
 """  # noqa: S608  # constants of ours

@@ -1,5 +1,6 @@
 """Hints through Redis: *there is work*, and *a job ended*. The only place that knows Redis and arq.
 
+Each model has an arq queue of its own, so that a worker hears only of what it can do.
 Redis never knows what the work is or how it ended. A hint that is lost, late or doubled is
 harmless, so nothing here raises when Redis is away.
 """
@@ -27,7 +28,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from contract.errors import UnavailableError
-from storage.statements import parse_hint
+from storage.statements import parse_hint, parse_hinted_model
 
 __all__ = ["FUNCTION", "Queue"]
 
@@ -65,7 +66,7 @@ class Queue:
         self._is_down = False
 
     async def hint(self, hints: Sequence[str]) -> bool:
-        """Tell the workers that these jobs (``JobRow.hint``, or bare ids of new jobs) wait.
+        """Tell the workers of their models that these jobs (``JobRow.hint``) wait.
 
         Takes at most half a second and never raises for Redis; false if it may not have arrived.
         A hint may be repeated at will: it is written whole every time.
@@ -84,14 +85,19 @@ class Queue:
 
     async def forget(self, hints: Sequence[str]) -> None:
         """Remove what arq keeps of the attempts before ``hints``, whose worker died."""
-        names = [f"{claim.id}:{claim.attempt - 1}" for claim in map(parse_hint, hints)]
+        names: dict[str, list[str]] = {}
+        for hint in hints:
+            claim = parse_hint(hint)
+            queue = _name_queue(parse_hinted_model(hint))
+            names.setdefault(queue, []).append(f"{claim.id}:{claim.attempt - 1}")
         if not names:
             return
         prefixes = (job_key_prefix, in_progress_key_prefix, retry_key_prefix)
         try:
             async with asyncio.timeout(_HINT_TIMEOUT_S), self._redis.pipeline() as pipe:
-                pipe.delete(*(prefix + name for name in names for prefix in prefixes))
-                pipe.zrem(default_queue_name, *names)
+                for queue, some in names.items():
+                    pipe.delete(*(prefix + name for name in some for prefix in prefixes))
+                    pipe.zrem(queue, *some)
                 await pipe.execute()
         except _FAILURES as error:
             self._note_failure(error)
@@ -131,13 +137,16 @@ class Queue:
             job_deserializer=_deserialize,
         )
 
-    def worker_options(self, *, job_timeout_s: float = 60.0) -> dict[str, Any]:
-        """Return what ``arq.Worker`` needs beside its functions; each call opens a new pool.
+    def worker_options(self, model: str, *, job_timeout_s: float = 60.0) -> dict[str, Any]:
+        """Return what ``arq.Worker`` needs to hear of ``model``'s jobs, beside its functions.
+
+        Each call opens a new pool.
 
         The reasons, measured, are in shared/design/durability.md §2: short polls, a job timeout
         that frees the hints of dead workers, no results, tries without end.
         """
         return {
+            "queue_name": _name_queue(model),
             "redis_pool": self.arq_pool(),
             "job_serializer": _serialize,
             "job_deserializer": _deserialize,
@@ -169,7 +178,7 @@ class Queue:
     async def _send(self, hints: Sequence[str]) -> None:
         now_ms = int(time.time() * 1000)
         async with self._redis.pipeline(transaction=False) as pipe:
-            scores: dict[str, float] = {}
+            scores: dict[str, dict[str, float]] = {}
             for hint in hints:
                 claim = parse_hint(hint)
                 name = f"{claim.id}:{claim.attempt}"
@@ -178,8 +187,10 @@ class Queue:
                 )
                 # Not NX: where the set was lost and the key kept, the hint must still arrive.
                 pipe.set(job_key_prefix + name, payload, px=_HINT_KEPT_MS)
-                scores[name] = now_ms
-            pipe.zadd(default_queue_name, scores)
+                scores.setdefault(_name_queue(parse_hinted_model(hint)), {})[name] = now_ms
+            for queue, some in scores.items():
+                pipe.zadd(queue, some)
+                pipe.pexpire(queue, _HINT_KEPT_MS)  # a model that nobody serves leaves nothing
             await pipe.execute()
 
     async def _listen(self) -> AsyncIterator[list[str]]:
@@ -230,3 +241,7 @@ class Queue:
         if self._is_down:
             self._is_down = False
             _logger.info("Redis is back")
+
+
+def _name_queue(model: str) -> str:
+    return f"{default_queue_name}:{model}"

@@ -15,7 +15,16 @@ from sqlalchemy.engine import CursorResult
 
 from storage.database import Transaction, database_now
 
-__all__ = ["FENCE", "Claim", "execute", "pack", "pack_claims", "parse_hint"]
+__all__ = [
+    "FENCE",
+    "Claim",
+    "execute",
+    "pack",
+    "pack_claims",
+    "parse_hint",
+    "parse_hinted_model",
+    "render_hint",
+]
 
 #: What every write on behalf of a claim must say. A guard on the state alone lets a stale worker
 #: finish another's job; one on the attempt alone overwrites a finished one.
@@ -42,10 +51,20 @@ def pack_claims(claims: Iterable[Claim]) -> str:
     return msgspec.json.encode([{"id": c.id, "attempt": c.attempt} for c in claims]).decode()
 
 
+def render_hint(job_id: str, attempt: int, model: str) -> str:
+    """Return what the queue is told about a job that waits; each attempt is another hint."""
+    return f"{job_id}:{attempt}:{model}"
+
+
 def parse_hint(hint: str) -> Claim:
-    """Read ``job_…:attempt``; a bare id stands for attempt 0."""
-    job_id, _, attempt = hint.partition(":")
-    return Claim(job_id, int(attempt or 0))
+    """Read ``job_…:attempt:model``."""
+    job_id, attempt, _ = hint.split(":", 2)
+    return Claim(job_id, int(attempt))
+
+
+def parse_hinted_model(hint: str) -> str:
+    """Read the model of ``job_…:attempt:model``; its name may hold colons."""
+    return hint.split(":", 2)[2]
 
 
 async def execute(

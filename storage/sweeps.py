@@ -10,7 +10,7 @@ from contract.scores import Problem
 from storage.database import Transaction
 from storage.events import ENDED, add_events
 from storage.refs import BlobRef
-from storage.statements import execute, pack
+from storage.statements import execute, pack, render_hint
 
 __all__ = ["Reaped", "collect_expired", "expire_jobs", "purge_tombstones", "reap_jobs"]
 __all__ += ["unforgotten_refs"]
@@ -40,7 +40,11 @@ async def reap_jobs(tx: Transaction, *, max_crashes: int, limit: int) -> Reaped:
     rows = (await execute(tx, _REAP, parameters)).all()
     await add_events(tx, rows)
     return Reaped(
-        requeued=[f"{row.id}:{row.attempt}" for row in rows if row.state == JobState.QUEUED],
+        requeued=[
+            render_hint(row.id, row.attempt, row.model)
+            for row in rows
+            if row.state == JobState.QUEUED
+        ],
         failed=[row.id for row in rows if row.state in {JobState.FAILED, JobState.PARTIAL}],
         cancelled=[row.id for row in rows if row.state == JobState.CANCELLED],
     )
@@ -102,7 +106,7 @@ UPDATE jobs SET
     finished_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} END,
     expires_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} + expires_after_s END
 FROM due WHERE jobs.id = due_id
-RETURNING {ENDED}
+RETURNING {ENDED}, model
 """  # noqa: S608  # constants of ours
 
 _EXPIRE = f"""

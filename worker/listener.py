@@ -52,15 +52,15 @@ class _Worker(Worker):
         await task
 
 
-async def listen(queue: Queue, take_hint: Callable[[str], Awaitable[object]]) -> None:
-    """Call ``take_hint(job_id)`` for each hint until cancelled; never ends by itself."""
+async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[object]]) -> None:
+    """Call ``take_hint(job_id)`` for each hint of ``model``'s jobs; ends only by cancellation."""
 
     async def score(_context: dict[Any, Any], job_id: str) -> None:
         await take_hint(job_id)
 
     backoff_s = _FIRST_BACKOFF_S
     while True:
-        options = queue.worker_options(job_timeout_s=_HINT_TIMEOUT_S)
+        options = queue.worker_options(model, job_timeout_s=_HINT_TIMEOUT_S)
         worker = _Worker(score, **options)
         started_at = asyncio.get_running_loop().time()
         listening = asyncio.create_task(worker.async_run())

@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 
 from contract.config import Settings
-from contract.errors import SettingsError, StoreUnavailableError
+from contract.errors import SettingsError
 from contract.models import ModelConfig, parse_models
 from storage.ids import create_id
 from worker.deliveries import Deliverer
@@ -163,10 +163,7 @@ class Worker:
     async def _collect(self, maintenance: Maintenance) -> None:
         """Look for orphans now and then: it lists every blob."""
         while not await self._pause(_COLLECT_S):
-            try:
-                await maintenance.sweep_blobs_once()
-            except (StoreUnavailableError, OSError) as error:
-                _LOG.warning("orphans wait", extra={"reason": str(error)})
+            await maintenance.try_sweep_blobs()
 
     async def _pause(self, duration_s: float) -> bool:
         """Sleep, but not beyond a stop; tell whether there was one."""

@@ -22,7 +22,7 @@ _DEAD_WORKER_S = 3600.0
 _ORPHAN_S = 3600.0
 #: How long a deleted id answers 410 rather than 404.
 _TOMBSTONE_S = 30 * 86400.0
-#: A row whose hint is older than this many sweeps is hinted again.
+#: A row that has waited for this many sweeps is hinted once more, then left to the pump's sweep.
 _HINT_SWEEPS = 5
 
 
@@ -46,12 +46,8 @@ class Maintenance:
             "tombstones": self.purge_once,
             "workers": self.drop_workers_once,
         }
-        counts: dict[str, int] = {}
-        for name, run in rounds.items():
-            try:
-                counts[name] = await run()
-            except (StoreUnavailableError, OSError) as error:
-                _LOG.warning("maintenance waits", extra={"round": name, "reason": str(error)})
+        tried = {name: await self._try(name, run) for name, run in rounds.items()}
+        counts = {name: count for name, count in tried.items() if count is not None}
         done = {name: count for name, count in counts.items() if count}
         if done:
             _LOG.info("maintenance", extra=done)
@@ -93,7 +89,7 @@ class Maintenance:
             return await sweeps.purge_tombstones(tx, older_than_s=_TOMBSTONE_S, limit=_PAGE)
 
     async def hint_once(self) -> int:
-        """Hint rows that wait without a fresh hint: it was lost, or nobody could take it."""
+        """Hint rows that have waited for long and were not yet hinted from here."""
         older_than_s = self.settings.sweep_s * _HINT_SWEEPS
         async with self.stores.database.transaction() as tx:
             hints = await claims.unhinted_jobs(tx, older_than_s=older_than_s, limit=_PAGE)
@@ -113,6 +109,10 @@ class Maintenance:
         async with self.stores.database.transaction() as tx:
             return await workers.drop_dead_workers(tx, older_than_s=_DEAD_WORKER_S)
 
+    async def try_sweep_blobs(self) -> int | None:
+        """Do ``sweep_blobs_once``; None if it failed, which is logged."""
+        return await self._try("orphans", self.sweep_blobs_once)
+
     async def sweep_blobs_once(self) -> int:
         """Delete blobs that no row knows and temporary files of writers that died; lists all."""
         older_than_s = max(_ORPHAN_S, 10 * self.settings.lease_s)
@@ -122,6 +122,16 @@ class Maintenance:
         orphans += await self.stores.blobs.drop_temporary(older_than_s=older_than_s)
         self.totals["orphan_blobs_dropped"] += orphans
         return orphans
+
+    async def _try(self, name: str, run: Callable[[], Awaitable[int]]) -> int | None:
+        """Run a round: whatever it raises, the process goes on and tries at the next one."""
+        try:
+            return await run()
+        except (StoreUnavailableError, OSError) as error:
+            _LOG.warning("maintenance waits", extra={"round": name, "reason": str(error)})
+        except Exception:  # noqa: BLE001  # the edge of a round: one statement must not end us
+            _LOG.exception("maintenance raised", extra={"round": name})
+        return None
 
     async def _announce(self, ids: list[str]) -> None:
         if ids:

@@ -15,6 +15,7 @@ from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
 from storage.claims import Claim, ClaimedJob, claim_jobs, next_tenant
+from storage.statements import render_hint
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
 from worker.serving import Serving
@@ -30,6 +31,7 @@ _URGENT = 1
 #: Batches being written at a time; more would only pile up in memory.
 _WRITES = 4
 _REMEMBERED = 10_000
+_FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 
 
@@ -67,6 +69,7 @@ class Pump:
         self._claimed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._swept_at = 0.0
         self._after_tenant = ""
+        self._backoff_s = _FIRST_BACKOFF_S
 
     def wake(self) -> None:
         """Look for work now."""
@@ -146,6 +149,10 @@ class Pump:
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("nothing claimed", extra={"reason": error.message})
             return []
+        except Exception:  # noqa: BLE001  # the edge of a claim: batches in flight must go on
+            await self._back_off("claiming raised")
+            return []
+        self._backoff_s = _FIRST_BACKOFF_S
         if jobs:
             crash_here("after_claim", self._settings.crash_at)
         self._after_tenant = next_tenant(self._after_tenant, jobs)
@@ -155,7 +162,8 @@ class Pump:
 
     async def _forget_hints(self, jobs: Sequence[ClaimedJob]) -> None:
         """Take the claimed jobs' hints out of Redis at once: arq's own way costs 0.5 ms each."""
-        await self._tasks.stores.queue.forget([f"{job.id}:{job.attempt}" for job in jobs])
+        hints = [render_hint(job.id, job.attempt, job.model) for job in jobs]
+        await self._tasks.stores.queue.forget(hints)
 
     def _remember(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
@@ -206,6 +214,14 @@ class Pump:
                     await self._tasks.fail(jobs, ModelUnavailableError(message))
         except (StoreUnavailableError, OSError) as error:
             _LOG.warning("jobs of failed models wait", extra={"reason": str(error)})
+        except Exception:  # noqa: BLE001  # as above: the next sweep tries again
+            await self._back_off("ending jobs of failed models raised")
+
+    async def _back_off(self, what: str) -> None:
+        """Log the exception that is being handled and wait, longer each time, while hints wait."""
+        _LOG.exception(what, extra={"again_in_s": self._backoff_s})
+        await asyncio.sleep(self._backoff_s)
+        self._backoff_s = min(self._backoff_s * 2, _LONGEST_BACKOFF_S)
 
     async def _claim_unserved(self, name: str) -> list[ClaimedJob]:
         since = time.monotonic()

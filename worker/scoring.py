@@ -76,6 +76,7 @@ class Scoring:
             announced=announced,
         )
         self.pump = Pump(self.tasks, self.serving, worker=worker)
+        self._changed = asyncio.Event()
         self._publishing: set[asyncio.Task[None]] = set()
 
     def totals(self) -> dict[str, float]:
@@ -104,7 +105,7 @@ class Scoring:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self.serving.load_all(self._announce_models)),
-                    group.create_task(listen(self._stores.queue, self.pump.take_hint)),
+                    group.create_task(self._hear()),
                     group.create_task(self._turn()),
                     group.create_task(self._canaries.run(self._announce_models)),
                 ]
@@ -123,7 +124,21 @@ class Scoring:
             self._deadline.move()
             await asyncio.sleep(_TURN_S)
 
+    async def _hear(self) -> None:
+        """Take the hints of each model that is ready here; the others' are for other workers."""
+        ears: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for name in self.serving.ready.keys() - ears.keys():
+                    ear = listen(self._stores.queue, name, self.pump.take_hint)
+                    ears[name] = group.create_task(ear)
+                for name in ears.keys() - self.serving.ready.keys():
+                    ears.pop(name).cancel()
+                await self._changed.wait()
+
     async def _announce_models(self) -> None:
+        self._changed.set()
         await self._publish()
         self.pump.wake()
 

@@ -179,18 +179,19 @@ class Tasks:
                 submission.abandon(job_id, ScoreError("given up"))
 
     def _prepare_all(self, scorer: Scorer, works: Sequence[Work]) -> None:
-        with self.deadline.watch("prepare"):
-            for work in works:
-                if work.error is not None:
-                    continue
-                try:
+        within_s = self.settings.prepare_timeout_s
+        for work in works:
+            if work.error is not None:
+                continue
+            try:
+                with self.deadline.watch("prepare"):
                     request = msgspec.json.decode(work.job.request, type=ScoreRequest)
-                    prepared = scorer.prepare(request)
+                    prepared = scorer.prepare(request, within_s=within_s)
                     if work.earlier is not None:
                         work.places = list_open(scorer, prepared, work.earlier)
                     work.prepared = prepared
-                except Exception as error:  # noqa: BLE001  # the job runner: the job says why
-                    work.error = error
+            except Exception as error:  # noqa: BLE001  # the job runner: the job says why
+                work.error = error
 
     def _limit_run_time(
         self, submission: Submission, job_id: str, limit_s: float

@@ -146,9 +146,9 @@ async def _store(  # a page of lines, and where it stands
             paused=paused,
             expires_after_s=options.expires_after_s,
         )
-    ids = [job.id for chunk in chunks for job in chunk.jobs]
+    hints = [job.hint for chunk in chunks for job in chunk.jobs]
     if not paused:
-        await queue.hint(ids[:: max(1, len(ids) // _HINTS)])
+        await queue.hint(hints[:: max(1, len(hints) // _HINTS)])
     return line, item
 
 

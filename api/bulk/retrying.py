@@ -47,11 +47,11 @@ class _Change:
 
 
 async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
-    """Queue every item without a score again; return how many, and ids of some new jobs.
+    """Queue every item without a score again; return how many, and hints of some new jobs.
 
     The bulk runs again until they have ended. Lines that were refused stay refused.
     """
-    position, count, ids = 0, 0, []
+    position, count, hints = 0, 0, []
     while True:
         async with given.database.snapshot() as tx:
             chunks = await read_chunks(tx, bulk.id, from_line=position, limit=8)
@@ -60,9 +60,9 @@ async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
         for chunk in chunks:
             new = await retry_chunk(given, bulk, chunk)
             count += sum(job.item_count for job in new)
-            ids += [job.id for job in new[:1]]
+            hints += [job.hint for job in new[:1]]
         position = chunks[-1].first_line + chunks[-1].line_count
-    return count, ids
+    return count, hints
 
 
 async def retry_chunk(

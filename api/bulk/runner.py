@@ -221,7 +221,7 @@ class BulkRunner:
             only = frozenset(job_id for job_id, line in poisoned if line == first_line)
             for chunk in chunks:
                 new = await retry_chunk(self.given, bulk, chunk, only=only)
-                await self._queue.hint([job.id for job in new[:1]])
+                await self._queue.hint([job.hint for job in new[:1]])
                 split = split or bool(new)
         return split
 

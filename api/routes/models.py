@@ -45,6 +45,7 @@ def collect_limits(app: web.Application) -> dict[str, float]:
         "max_body_bytes": settings.max_body_bytes,
         "max_items": settings.max_items,
         "max_job_tokens": settings.max_job_tokens,
+        "max_scores": settings.max_scores,
         "max_wait_s": settings.max_wait_s,
         "default_wait_s": settings.default_wait_s,
         "list_rows": MAX_PAGE,

@@ -95,3 +95,34 @@ async def test_scores_beyond_json_are_fetched_as_a_file(
     assert "72 bytes" in answer.json["detail"]
     assert "safetensors" in answer.json["detail"]
     assert file.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/score"])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"labels": [f" {n}" for n in range(101)]},
+        {"label_token_ids": list(range(101))},
+        {"label_token_ids": [[*range(101)]] * 10},
+    ],
+)
+async def test_more_scores_than_the_limit_are_refused(
+    sqlite_service: Service, path: str, labels: dict[str, object]
+) -> None:
+    """Items times labels: a few kilobytes cannot ask for more than the limit, which is named."""
+    sqlite_service.app._state[SETTINGS] = msgspec.structs.replace(
+        sqlite_service.settings, max_scores=1000
+    )
+    answer = await sqlite_service.post(path, {"model": "tiny", "items": ["a"] * 10, **labels})
+
+    assert answer.status == 413
+    assert b"1010 scores" in answer.body
+    assert b"max_scores of 1000" in answer.body
+    assert (await sqlite_service.get("/v1/limits")).json["max_scores"] == 1000
+
+
+def test_labels_count_in_the_estimate() -> None:
+    """A job with many long labels is not claimed together with hundreds of others."""
+    bare = estimate_tokens(ScoreRequest(items=["a"] * 300))
+    labels = ["x" * 40 + str(n) for n in range(300)]
+    assert estimate_tokens(ScoreRequest(items=["a"] * 300, labels=labels)) >= bare + 300 * 300 * 10

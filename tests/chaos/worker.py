@@ -6,6 +6,7 @@ is stored: an account of what was really run that knows nothing of SQL. It score
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -48,9 +49,9 @@ class LedgerScorer:
         """The inner scorer's."""
         return self._inner.description
 
-    def prepare(self, request: ScoreRequest) -> PreparedJob:
+    def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """See ``Scorer``."""
-        return self._inner.prepare(request)
+        return self._inner.prepare(request, within_s=within_s)
 
     def finish(self, prepared: PreparedJob, readings: Rows[Reading | ItemError]) -> JobScores:
         """See ``Scorer``."""

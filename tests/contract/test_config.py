@@ -72,6 +72,13 @@ def test_every_bad_variable_is_named_at_once() -> None:
         assert f"SCOREKEEP_{name}" in str(caught.value) or name in str(caught.value)
 
 
+@pytest.mark.parametrize("raw", ["-5", "nan", "inf", "1e12"])
+def test_a_retention_is_a_time(raw: str) -> None:
+    """A negative one would delete every result at once."""
+    with pytest.raises(SettingsError, match="RESULT_TTL_S"):
+        load_settings({"SCOREKEEP_RESULT_TTL_S": raw})
+
+
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an argument the process's own variables are read."""
     monkeypatch.setenv("SCOREKEEP_PORT", "1234")

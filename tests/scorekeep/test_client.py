@@ -249,3 +249,25 @@ async def test_a_closed_client_opens_again(script: Script) -> None:
     await client.close()
 
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_cancellation_whose_answer_was_lost_is_no_error(script: Script) -> None:
+    """Both requests carry one key, so that the second is answered as the first was."""
+    script.hang_up()
+    script.answer(job(state="cancelled"))
+    async with AsyncClient(script.url) as client:
+        found = await client.cancel(JOB_ID)
+
+    first, second = (call.headers["Idempotency-Key"] for call in script.calls)
+    assert first == second
+    assert found.state is JobState.CANCELLED
+
+
+async def test_a_deletion_whose_answer_was_lost_is_done(script: Script) -> None:
+    """What the repetition finds gone, the first removed: there is nothing left to do."""
+    script.hang_up()
+    script.answer({"code": "gone", "detail": "deleted"}, status=410)
+    async with AsyncClient(script.url) as client:
+        await client.delete(JOB_ID)
+
+    assert [call.method for call in script.calls] == ["DELETE", "DELETE"]

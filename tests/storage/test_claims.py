@@ -286,7 +286,7 @@ async def test_jobs_without_a_hint_are_found_once(database: Database) -> None:
     async with database.transaction() as tx:
         assert await unhinted_jobs(tx, older_than_s=60, limit=10) == []
         hints = await unhinted_jobs(tx, older_than_s=-1, limit=10)
-        await mark_hinted(tx, [*hints[:1], f"{second.id}:9"])
+        await mark_hinted(tx, [*hints[:1], f"{second.id}:9:m"])
         await mark_hinted(tx, [])
         left = await unhinted_jobs(tx, older_than_s=-1, limit=10)
 

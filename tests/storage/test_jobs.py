@@ -33,7 +33,7 @@ async def test_a_job_comes_back_as_it_was_submitted(database: Database) -> None:
     assert row.metadata == job.metadata
     assert row.webhook_events == job.webhook_events
     assert row.run_timeout_s == 5.0
-    assert row.hint == f"{row.id}:0"
+    assert row.hint == f"{row.id}:0:{row.model}"
 
 
 async def test_many_jobs_keep_their_order(database: Database) -> None:
@@ -159,3 +159,14 @@ async def test_those_that_ended_are_told_from_the_waiting(
         assert await finished_among(tx, []) == set()
 
     assert found == {ended.id, deleted.id, "job_none"}
+
+
+async def test_any_metadata_key_can_be_asked_for(database: Database) -> None:
+    """Also those that a JSON path cannot name."""
+    keys = ['a"b', "a\\b", "x.y", "$", "'", "é", "a b", "[0]"]
+    async with database.transaction() as tx:
+        rows = await add_jobs(tx, [new_job(metadata={key: "1", "other": "2"}) for key in keys])
+        for key, row in zip(keys, rows, strict=True):
+            found = await list_jobs(tx, row.tenant, metadata={key: "1"})
+            assert [one.id for one in found] == [row.id], key
+            assert await list_jobs(tx, row.tenant, metadata={key: "2"}) == []

@@ -15,7 +15,7 @@ from arq.worker import Worker, func
 from contract.errors import UnavailableError
 from storage import queue as queue_module
 from storage.queue import FUNCTION, Queue
-from storage.statements import Claim, parse_hint
+from storage.statements import Claim, parse_hint, parse_hinted_model, render_hint
 from tests.services import free_port, start_redis
 
 
@@ -27,7 +27,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
     await queue.close()
 
 
-async def _work(queue: Queue) -> list[str]:
+async def _work(queue: Queue, model: str = "m") -> list[str]:
     """Run an arq worker until no hint is left; return the ids in their order."""
     heard: list[str] = []
 
@@ -35,45 +35,45 @@ async def _work(queue: Queue) -> list[str]:
         heard.append(job_id)
 
     function = func(score, name=FUNCTION)
-    worker = Worker([function], burst=True, **queue.worker_options())
+    worker = Worker([function], burst=True, **queue.worker_options(model))
     await worker.main()
     await worker.close()
     return heard
 
 
 async def test_hints_reach_an_arq_worker(queue: Queue, redis_url: str) -> None:
-    """Bare ids and ids with an attempt; nothing is left behind at rest."""
-    assert await queue.hint(["job_a", "job_b:3"])
+    """Those of first and later attempts; nothing is left behind at rest."""
+    assert await queue.hint(["job_a:0:m", "job_b:3:m"])
     assert await queue.hint([])
 
     assert sorted(await _work(queue)) == ["job_a", "job_b"]
     with redis.Redis.from_url(redis_url) as client:
         left = set(client.keys())
-    assert left <= {b"arq:queue:health-check"}
+    assert left <= {b"arq:queue:m:health-check"}
 
 
 async def test_many_hints_travel_together(queue: Queue) -> None:
     """More than one pipeline holds, in far less than a round trip each."""
-    assert await queue.hint([f"job_{number}" for number in range(1200)])
+    assert await queue.hint([f"job_{number}:0:m" for number in range(1200)])
 
     assert len(await _work(queue)) == 1200
 
 
 async def test_a_hint_is_written_whole_again(queue: Queue, redis_url: str) -> None:
     """Where Redis lost the set and kept the key, the next hint arrives."""
-    await queue.hint(["job_a"])
+    await queue.hint(["job_a:0:m"])
     with redis.Redis.from_url(redis_url) as client:
-        client.delete("arq:queue")
+        client.delete("arq:queue:m")
     assert await _work(queue) == []
 
-    await queue.hint(["job_a"])
+    await queue.hint(["job_a:0:m"])
 
     assert await _work(queue) == ["job_a"]
 
 
 async def test_payloads_are_not_pickles(queue: Queue, redis_url: str) -> None:
     """Msgspec's MessagePack: nobody who can write to Redis can make us run code."""
-    await queue.hint(["job_a"])
+    await queue.hint(["job_a:0:m"])
     with redis.Redis.from_url(redis_url) as client:
         payload = client.get("arq:job:job_a:0")
 
@@ -84,10 +84,10 @@ async def test_payloads_are_not_pickles(queue: Queue, redis_url: str) -> None:
 
 async def test_the_keys_of_a_dead_worker_are_forgotten(queue: Queue, redis_url: str) -> None:
     """What arq kept of the last attempt would starve the others until it expires."""
-    await queue.hint(["job_a:0"])
+    await queue.hint(["job_a:0:m"])
     with redis.Redis.from_url(redis_url) as client:
         client.set("arq:in-progress:job_a:0", b"1", px=60_000)
-        await queue.forget(["job_a:1"])
+        await queue.forget(["job_a:1:m"])
         await queue.forget([])
 
         assert client.keys() == []
@@ -115,9 +115,9 @@ async def test_redis_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     begin = time.monotonic()
 
-    assert not await queue.hint(["job_a"])
+    assert not await queue.hint(["job_a:0:m"])
     assert not await queue.publish_finished(["job_a"])
-    await queue.forget(["job_a:1"])
+    await queue.forget(["job_a:1:m"])
     with pytest.raises(UnavailableError):
         await queue.check()
 
@@ -136,7 +136,7 @@ async def test_a_redis_that_hangs_is_given_up(caplog: pytest.LogCaptureFixture) 
     queue = Queue(f"redis://127.0.0.1:{port}/0")
     begin = time.monotonic()
 
-    assert not await queue.hint(["job_a"])
+    assert not await queue.hint(["job_a:0:m"])
 
     assert time.monotonic() - begin < 2
     await queue.close()
@@ -195,10 +195,20 @@ def test_a_unix_socket_has_no_keepalive() -> None:
     assert Queue("unix:///tmp/x.sock")._keepalive() == {}
 
 
-def test_hints_name_job_and_attempt() -> None:
-    """A bare id is a new job's."""
-    assert parse_hint("job_a:7") == Claim("job_a", 7)
-    assert parse_hint("job_a") == Claim("job_a", 0)
+def test_hints_name_job_attempt_and_model() -> None:
+    """The model's name may hold colons."""
+    hint = render_hint("job_a", 7, "org/m:tag")
+    assert parse_hint(hint) == Claim("job_a", 7)
+    assert parse_hinted_model(hint) == "org/m:tag"
+
+
+async def test_each_model_has_its_own_queue(queue: Queue) -> None:
+    """Who serves a model hears of its jobs and of no others; what was claimed is forgotten."""
+    assert await queue.hint(["job_a:0:one", "job_b:0:two", "job_c:0:one", "job_d:0:two"])
+    await queue.forget(["job_c:1:one", "job_d:1:two"])
+
+    assert await _work(queue, "one") == ["job_a"]
+    assert await _work(queue, "two") == ["job_b"]
 
 
 async def _until(is_true: Callable[[], bool]) -> None:

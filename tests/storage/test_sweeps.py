@@ -31,7 +31,7 @@ async def test_an_expired_lease_returns_the_job_to_the_queue(database: Database)
 
     reaped = await _reap(database)
 
-    assert reaped == Reaped([f"{job.id}:1"], [], [])
+    assert reaped == Reaped([f"{job.id}:1:m"], [], [])
     assert await complete(database, [job]) == set()
     (again,) = await claim(database)
     assert (again.attempt, again.crash_count) == (2, 1)

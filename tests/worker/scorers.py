@@ -1,5 +1,6 @@
 """Scorers for tests: real arithmetic on the ids, and faults on demand."""
 
+import math
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -50,9 +51,11 @@ class ArithmeticScorer:
         self.batches: list[list[list[int]]] = []
         self.gate: threading.Event | None = None
         self.entered = threading.Semaphore(0)
+        self.within_s = math.inf
 
-    def prepare(self, request: ScoreRequest) -> PreparedJob:
+    def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """Take token ids as they are, and a text as its code points."""
+        self.within_s = within_s
         items = []
         ids: list[int]
         rows: list[Any] = list(request.item_list)

@@ -46,7 +46,7 @@ class Ear:
 async def listening(url: str, ear: Ear) -> AsyncIterator[Queue]:
     """Listen on ``url``, until the end of the ``async with``."""
     queue = Queue(url)
-    task = asyncio.create_task(listen(queue, ear.take))
+    task = asyncio.create_task(listen(queue, "m", ear.take))
     try:
         yield queue
     finally:
@@ -67,8 +67,8 @@ async def test_a_hint_arrives_once(redis_url: str) -> None:
     """The id is what arrives; a hint that was sent twice is one."""
     ear = Ear()
     async with listening(redis_url, ear) as queue:
-        await queue.hint(["job_1:0", "job_1:0"])
-        await queue.hint(["job_2:0"])
+        await queue.hint(["job_1:0:m", "job_1:0:m"])
+        await queue.hint(["job_2:0:m"])
         await ear.wait_for("job_1")
         await ear.wait_for("job_2")
 
@@ -82,14 +82,14 @@ async def test_redis_comes_back_empty(how: signal.Signals) -> None:
     with contextlib.ExitStack() as first:
         url = first.enter_context(start_redis(port=port))
         async with listening(url, ear) as queue:
-            await queue.hint(["job_1:0"])
+            await queue.hint(["job_1:0:m"])
             await ear.wait_for("job_1")
             with heed("hints stopped") as stopped:
                 stop_redis(url, how)
                 async with asyncio.timeout(40):
                     await stopped.wait()
             with start_redis(port=port):
-                await hint_until_taken(queue, "job_2:0")
+                await hint_until_taken(queue, "job_2:0:m")
                 await ear.wait_for("job_2")
 
     assert ear.heard == ["job_1", "job_2"]
@@ -110,7 +110,7 @@ async def test_redis_appears_later() -> None:
             async with asyncio.timeout(40):
                 await failed.wait()
             with start_redis(port=port):
-                await hint_until_taken(queue, "job_1:0")
+                await hint_until_taken(queue, "job_1:0:m")
                 await ear.wait_for("job_1")
 
     assert ear.heard == ["job_1"]
@@ -128,7 +128,7 @@ async def test_a_hint_that_is_being_held_does_not_keep_the_listener(redis_url: s
     ear = Ear()
     ear.take = hold  # type: ignore[method-assign, assignment]
     async with listening(redis_url, ear) as queue, asyncio.timeout(40):
-        await queue.hint(["job_1:0"])
+        await queue.hint(["job_1:0:m"])
         await taken.wait()
 
     assert not never.is_set()

@@ -3,7 +3,9 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +16,10 @@ from contract.jobs import JobState, Lane
 from contract.models import ModelConfig, ModelState, ModelStatus
 from contract.results import StoredResult
 from contract.scores import ItemError, ScoreRequest
-from storage import workers
-from tests.worker.harness import Bench, run_worker
+from storage import claims, workers
+from tests.worker.harness import Bench, heed, run_worker
 from tests.worker.scorers import ArithmeticScorer
-from worker.engine.seam import JobScores, PreparedJob, Reading
+from worker.engine.seam import Budget, JobScores, PreparedJob, Reading
 from worker.loading import Engine
 from worker.main import Worker
 from worker.scoring import DEVICE_LOST_EXIT
@@ -91,13 +93,13 @@ async def test_a_request_that_the_model_refuses_fails(settings: Settings, bench:
     scorer = ArithmeticScorer()
     prepare = scorer.prepare
 
-    def refuse_nines(request: ScoreRequest) -> PreparedJob:
+    def refuse_nines(request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         if request.items == [[9]]:
             message = "no nines"
             raise InvalidRequestError(message, param="items")
         if request.items == [[8]]:
             raise RuntimeError(request)
-        return prepare(request)
+        return prepare(request, within_s=within_s)
 
     scorer.prepare = refuse_nines  # type: ignore[method-assign]
     ids = await bench.submit([[9]], [[8]], [[1]])
@@ -328,3 +330,63 @@ async def test_the_worker_publishes_itself_again(settings: Settings, bench: Benc
         left = await workers.list_workers(tx)
 
     assert left == []
+
+
+async def test_hints_reach_the_worker_of_their_model(settings: Settings, bench: Bench) -> None:
+    """Two workers with a model each: every hint wakes the one that can do it."""
+    slow = msgspec.structs.replace(settings, sweep_s=20.0)
+    one, two = ArithmeticScorer("one"), ArithmeticScorer("two")
+    async with run_worker(slow, one), run_worker(slow, two):
+        await bench.wait_for_models("one", "two")
+        async with asyncio.timeout(15):
+            for model in ["one", "two"] * 5:
+                [job] = await bench.submit([[1]], model=model)
+                [row] = await bench.wait(job)
+                assert row.state is JobState.SUCCEEDED
+
+
+async def test_a_claim_that_raises_ends_nothing(
+    settings: Settings, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one statement raises is logged; the worker goes on, and claims when it can again."""
+    failures = iter(range(3))
+    claim = claims.claim_jobs
+
+    async def claim_at_last(*given: Any, **named: Any) -> Any:
+        if next(failures, None) is not None:
+            message = "value out of range"
+            raise ValueError(message)
+        return await claim(*given, **named)
+
+    monkeypatch.setattr("worker.pump.claim_jobs", claim_at_last)
+    with heed("claiming raised") as raised:
+        async with run_worker(settings, ArithmeticScorer()):
+            [job] = await bench.submit([[1]])
+            [row] = await bench.wait(job)
+
+    assert raised.is_set()
+    assert row.state is JobState.SUCCEEDED
+
+
+async def test_a_job_that_takes_too_long_to_tokenise_fails_alone(
+    settings: Settings, bench: Bench
+) -> None:
+    """Its neighbours of the same claim go on; the limit is the setting's."""
+    scorer = ArithmeticScorer()
+    prepare = scorer.prepare
+
+    def prepare_slowly(request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
+        if request.items == [[2]]:
+            budget = Budget(within_s)
+            time.sleep(2 * within_s)
+            budget.check()
+        return prepare(request, within_s=within_s)
+
+    scorer.prepare = prepare_slowly  # type: ignore[method-assign]
+    short = msgspec.structs.replace(settings, prepare_timeout_s=0.1)
+    ids = await bench.submit([[1]], [[2]], [[3]])
+    async with run_worker(short, scorer):
+        rows = await bench.wait(*ids)
+
+    assert [row.state for row in rows] == [JobState.SUCCEEDED, JobState.FAILED, JobState.SUCCEEDED]
+    assert b"deadline_exceeded" in (rows[1].error or b"")

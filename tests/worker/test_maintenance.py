@@ -182,3 +182,25 @@ async def test_a_round_that_fails_keeps_no_other(settings: Settings, bench: Benc
         "reaped": 0, "expired": 1, "collected": 0, "hinted": 0, "keys": 0, "workers": 0,
     }  # fmt: skip
     assert (await bench.get(late)).state is JobState.EXPIRED
+
+
+async def test_a_round_that_raises_keeps_no_other(
+    settings: Settings, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever one statement raises, the others run and the process goes on."""
+
+    async def fail(*_: object, **__: object) -> int:
+        message = "value out of range"
+        raise ValueError(message)
+
+    monkeypatch.setattr("storage.sweeps.reap_jobs", fail)
+    monkeypatch.setattr("storage.forgetting.drop_orphans", fail)
+    whole = Maintenance(settings, Stores(bench.database, bench.blobs, bench.queue))
+    with heed("maintenance raised") as raised:
+        counts = await whole.run_once()
+        swept = await whole.try_sweep_blobs()
+
+    assert raised.is_set()
+    assert "reaped" not in counts
+    assert counts["expired"] == 0
+    assert swept is None

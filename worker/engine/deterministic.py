@@ -6,6 +6,7 @@ It says nothing about the text. It never loads torch.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -16,7 +17,16 @@ from contract.errors import InputTooLongError
 from contract.models import ModelConfig, ModelDescription, ScoringPath, check_request
 from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts
 from worker.engine.results import choose_activation, finish_job
-from worker.engine.seam import Floats, Ids, JobScores, PreparedItem, PreparedJob, Reading, Sequence
+from worker.engine.seam import (
+    Budget,
+    Floats,
+    Ids,
+    JobScores,
+    PreparedItem,
+    PreparedJob,
+    Reading,
+    Sequence,
+)
 
 __all__ = ["SOURCE", "DeterministicScorer"]
 
@@ -56,7 +66,7 @@ class DeterministicScorer:
         """What it is."""
         return self._description
 
-    def prepare(self, request: ScoreRequest) -> PreparedJob:
+    def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """See ``Scorer``; a label text's id is a hash of it."""
         model = self._description
         warnings = check_request(request, model)
@@ -64,10 +74,12 @@ class DeterministicScorer:
         names: list[Any] = [*model.labels]
         if causal:
             names = [*(request.labels or request.label_token_ids or [])]
-        items = [
-            self._prepare_item(request, index, item, _pick_labels(names, index) if causal else ())
-            for index, item in enumerate(request.item_list)
-        ]
+        budget = Budget(within_s)
+        items = []
+        for index, item in enumerate(request.item_list):
+            budget.check()
+            labels = _pick_labels(names, index) if causal else ()
+            items.append(self._prepare_item(request, index, item, labels))
         return PreparedJob(request=request, items=items, warnings=warnings, labels=names)
 
     def forward(self, sequences: Rows[Sequence]) -> list[Reading]:

@@ -3,20 +3,20 @@
 A label is read where the prompt ends, so what counts is how prompt and label tokenise together.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from contract.errors import InvalidRequestError
 from contract.scores import Mode, ScoreRequest
 from worker.engine.prompts import Prompter
-from worker.engine.seam import Ids
+from worker.engine.seam import Budget, Ids
 from worker.engine.templates import Rendered
 
-__all__ = ["name_labels", "resolve_branches", "resolve_labels"]
+__all__ = ["LabelReader", "name_labels"]
 
 #: how much of a prompt's end decides how a label behind it is tokenised, in characters
 _TAIL = 160
+#: how many labels are tokenised behind their prompts at a time
+_CHUNK_LABELS = 1 << 13
 
 
 def name_labels(request: ScoreRequest) -> list[str | int | list[int]]:
@@ -28,56 +28,86 @@ def name_labels(request: ScoreRequest) -> list[str | int | list[int]]:
     return list(request.label_token_ids or [])
 
 
-def resolve_branches(
-    request: ScoreRequest, prompter: Prompter, rendered: list[Rendered]
-) -> list[tuple[Ids, ...]]:
-    """Return every item's labels as the tokens that follow its prompt, one or more each.
+class LabelReader:
+    """Finds the ids of a request's labels behind prompts; each distinct ending is read once."""
 
-    Raises ``InvalidRequestError`` that names a label without a token of its own.
-    """
-    return _resolve(request, prompter, rendered, _pick_all)
+    def __init__(self, request: ScoreRequest, prompter: Prompter, budget: Budget) -> None:
+        self._budget = budget
+        self._labels = request.labels or []
+        self._prompter = prompter
+        self._pick = _pick_all if request.multi_token else _pick_one
+        self._found: dict[str, tuple[Ids, ...]] = {}
+        self._alone: dict[str, list[int]] = {}
 
+    def read_long(self, count: int, rendered: list[Rendered]) -> list[tuple[Ids, ...]]:
+        """Return the labels of ``count`` items as the tokens that follow each item's prompt.
 
-def resolve_labels(
-    request: ScoreRequest, prompter: Prompter, rendered: list[Rendered]
-) -> list[tuple[int, ...]]:
-    """Return every item's label token ids.
+        Raises ``InvalidRequestError`` that names a label without a token of its own, or, unless
+        the request is for labels of several tokens, one that is not exactly one.
+        """
+        tails = [_cut_tail(one.text) for one in rendered] or [""] * count
+        keys = [self._shorten(tail) for tail in tails]
+        new = [key for key in dict.fromkeys(keys) if key not in self._found]
+        rows = max(1, _CHUNK_LABELS // max(1, len(self._labels)))
+        for begin in range(0, len(new), rows):
+            self._budget.check()
+            self._resolve(new[begin : begin + rows])
+        return [self._found[key] for key in keys]
 
-    Raises ``InvalidRequestError`` that names the first label that is not exactly one token.
-    """
-    items = request.item_list
-    if request.labels is not None:
-        found = _resolve(request, prompter, rendered, _pick_one)
-        return [tuple(int(ids[0]) for ids in own) for own in found]
-    ids = request.label_token_ids or []
-    if ids and isinstance(ids[0], list):
-        return [tuple(entry) for entry in ids if isinstance(entry, list)]
-    return [tuple(entry for entry in ids if isinstance(entry, int))] * len(items)
+    def read_labels(self, request: ScoreRequest, rendered: list[Rendered]) -> list[tuple[int, ...]]:
+        """Return the label token ids of every item of ``request``. Raises as above."""
+        items = request.item_list
+        if request.labels is not None:
+            own: dict[int, tuple[int, ...]] = {}
+            branches = self.read_long(len(items), rendered)
+            for row in branches:
+                if id(row) not in own:
+                    own[id(row)] = tuple(int(ids[0]) for ids in row)
+            return [own[id(row)] for row in branches]
+        ids = request.label_token_ids or []
+        if ids and isinstance(ids[0], list):
+            return [tuple(entry) for entry in ids if isinstance(entry, list)]
+        return [tuple(entry for entry in ids if isinstance(entry, int))] * len(items)
 
+    def _shorten(self, tail: str) -> str:
+        """Leave of a prompt's end what decides about the labels behind it."""
+        rules = self._prompter.rules
+        if all(rules.is_edge(tail, label) for label in self._labels):
+            return tail[-1:]
+        return tail[rules.find_cut(tail, 0, len(tail)) :]
 
-Pick = Callable[[list[int], list[int], str], Ids]
+    def _resolve(self, tails: list[str]) -> None:
+        edges = [[self._prompter.rules.is_edge(t, label) for label in self._labels] for t in tails]
+        labels = {
+            label for own in edges for label, edge in zip(self._labels, own, strict=True) if edge
+        }
+        self._read_alone(sorted(labels - self._alone.keys()))
+        joined = iter(
+            self._prompter.encode_alone(
+                [
+                    tail + label
+                    for tail, own in zip(tails, edges, strict=True)
+                    for label, edge in zip(self._labels, own, strict=True)
+                    if not edge
+                ]
+            )
+        )
+        plain = self._prompter.encode_alone(tails)
+        for tail, prompt, own in zip(tails, plain, edges, strict=True):
+            found = []
+            for column, (label, edge) in enumerate(zip(self._labels, own, strict=True)):
+                whole = [*prompt, *self._alone[label]] if edge else next(joined)
+                try:
+                    found.append(self._pick(prompt, whole, label))
+                except ValueError as error:
+                    message = f"label {label!r} {error}"
+                    raise InvalidRequestError(message, param=f"labels[{column}]") from error
+            self._found[tail] = tuple(found)
 
-
-def _resolve(
-    request: ScoreRequest, prompter: Prompter, rendered: list[Rendered], pick: Pick
-) -> list[tuple[Ids, ...]]:
-    """Tokenise every label behind every distinct prompt's end."""
-    labels = request.labels or []
-    tails = [_cut_tail(one.text) for one in rendered] or [""] * len(request.item_list)
-    distinct = list(dict.fromkeys(tails))
-    plain = prompter.encode_alone(distinct)
-    joined = iter(prompter.encode_alone([tail + label for tail in distinct for label in labels]))
-    found: dict[str, tuple[Ids, ...]] = {}
-    for tail, prompt in zip(distinct, plain, strict=True):
-        own = []
-        for column, label in enumerate(labels):
-            try:
-                own.append(pick(prompt, next(joined), label))
-            except ValueError as error:
-                message = f"label {label!r} {error}"
-                raise InvalidRequestError(message, param=f"labels[{column}]") from error
-        found[tail] = tuple(own)
-    return [found[tail] for tail in tails]
+    def _read_alone(self, labels: list[str]) -> None:
+        """Tokenise labels that no prompt's end can change."""
+        found = self._prompter.encode_alone(labels)
+        self._alone.update(zip(labels, found, strict=True))
 
 
 def _pick_all(prompt: list[int], whole: list[int], label: str) -> Ids:

@@ -4,20 +4,31 @@ Text is joined without a separator and tokenised as one string, so that ids are 
 text; pair models encode query and item as a pair. Only query and item tokens are ever cut.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import InputTooLongError, InvalidRequestError
 from contract.scores import ScoreRequest, TokenCounts, Truncation
 from worker.engine.foreign import Encoding, Tokenizer
+from worker.engine.rules import TokenizerRules
 from worker.engine.seam import Ids
 from worker.engine.templates import Rendered, Span, Template
 
-__all__ = ["Encoded", "Prompter", "check_input_ids"]
+__all__ = ["Encoded", "Head", "Prompter", "check_input_ids"]
 
 Parts = NDArray[np.int8]
+
+#: what is tokenised at a time: whatever of it is too long is let go before the next
+_CHUNK_CHARACTERS = 1 << 18
+_CHUNK_ITEMS = 512
+#: an input of fewer characters is tokenised, so that its refusal names its exact length
+_LONG = 1 << 13
+#: a shorter beginning is not worth the care
+_HEAD = 1 << 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +38,15 @@ class Encoded:
     ids: Ids
     types: Ids | None
     parts: Parts | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The beginning that all sequences of a request share: ``characters`` of text, tokenised."""
+
+    characters: int
+    ids: Ids
+    offsets: NDArray[np.int64]
 
 
 class Prompter:
@@ -50,6 +70,41 @@ class Prompter:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._takes_types = "token_type_ids" in tokenizer.model_input_names
+        self.rules = TokenizerRules(tokenizer)
+        probe = self._backend.encode("a", add_special_tokens=True)
+        #: how many special tokens stand before a text, and the type of the text's own
+        self._lead = probe.special_tokens_mask.index(0) if 0 in probe.special_tokens_mask else 0
+        self._type = probe.type_ids[self._lead] if probe.type_ids else 0
+
+    def split(self, request: ScoreRequest) -> Iterator[ScoreRequest]:
+        """Yield the request in parts of some items each, in order; none for one without items."""
+        items = request.item_list
+        begin = size = 0
+        around = len(request.query or "")
+        for index, item in enumerate(items):
+            size += around + len(item)
+            if size >= _CHUNK_CHARACTERS or index - begin + 1 >= _CHUNK_ITEMS:
+                yield _take(request, begin, index + 1)
+                begin, size = index + 1, 0
+        if begin < len(items):
+            yield _take(request, begin, len(items))
+
+    def encode_head(self, request: ScoreRequest) -> Head | None:
+        """Tokenise the query once for all items, where the halves' ids are those of the whole."""
+        query = request.query
+        several = not isinstance(request.items, str) and len(request.items) > 1
+        if not several or not isinstance(query, str) or len(query) < _HEAD or self.pair:
+            return None
+        rendered = self._arrange(query, "", item_first=request.item_first)
+        begin, end = next((one.begin, one.end) for one in rendered.spans if not one.part)
+        if request.item_first or end > len(rendered.shared):
+            return None
+        # inside the query: no part begins or ends where the halves meet
+        cut = self.rules.find_cut(rendered.text, begin + 1, end - 1)
+        if cut < _HEAD:
+            return None
+        found = self._backend.encode(rendered.text[:cut], add_special_tokens=False)
+        return Head(cut, np.array(found.ids, np.int32), np.array(found.offsets, np.int64))
 
     def render(self, request: ScoreRequest) -> list[Rendered]:
         """Return the text of every text item together with the query."""
@@ -60,31 +115,63 @@ class Prompter:
             if isinstance(item, str)
         ]
 
-    def encode(self, request: ScoreRequest, rendered: list[Rendered]) -> list[Encoded]:
-        """Return the ids of every item together with the query, before any truncation."""
-        if rendered:
-            return self._encode_texts(rendered, item_first=request.item_first)
-        given = request.query if isinstance(request.query, list) else []
-        return [
-            _concatenate(given, item, item_first=request.item_first)
-            for item in request.item_list
-            if isinstance(item, list)
-        ]
+    def encode(
+        self, request: ScoreRequest, rendered: list[Rendered], head: Head | None = None
+    ) -> list[Encoded | int]:
+        """Return the ids of every item together with the query, before any truncation.
 
-    def encode_prefix(self, request: ScoreRequest, rendered: list[Rendered]) -> Ids:
-        """Return the ids that the sequences may begin with: what comes before the item."""
+        What its characters alone show to be too long is not tokenised: a number stands in its
+        place, of the tokens that it has at least.
+        """
         if not rendered:
-            return np.array(request.query or [], np.int32)
-        return self._encode_open(rendered[0].shared)
+            given = request.query if isinstance(request.query, list) else []
+            return [
+                _concatenate(given, item, item_first=request.item_first)
+                for item in request.item_list
+                if isinstance(item, list)
+            ]
+        refused = self._refuse(request, rendered)
+        left = [one for one, least in zip(rendered, refused, strict=True) if not least]
+        encoded = iter(self._encode_texts(left, head, item_first=request.item_first))
+        return [least or next(encoded) for least in refused]
 
-    def count_context(self, request: ScoreRequest, rendered: list[Rendered]) -> int:
+    def refuse(self, least: int) -> InputTooLongError:
+        """Return the error of an item that was not tokenised."""
+        return self._too_long(least, " at least that may not be cut")
+
+    def _refuse(self, request: ScoreRequest, rendered: list[Rendered]) -> list[int]:
+        """Count what is too long by its characters, of the parts that may not be cut; else 0."""
+        kept = {Truncation.ITEM: (0,), Truncation.QUERY: (1,)}.get(request.truncation, (0, 1))
+        query = request.query if isinstance(request.query, str) else ""
+        least = self.rules.count_least(query) if len(query) >= _LONG else 0
+        refused = []
+        for item, one in zip(request.item_list, rendered, strict=True):
+            counted = least if 0 in kept else 0
+            if 1 in kept and isinstance(item, str) and len(item) + len(query) >= _LONG:
+                counted += self.rules.count_least(item)
+            long = len(one.text) + len(one.pair or "") >= _LONG and counted > self.max_tokens
+            refused.append(counted if long else 0)
+        return refused
+
+    def encode_prefix(self, request: ScoreRequest) -> Ids:
+        """Return the ids that the sequences may begin with: what comes before the item."""
+        shared = self._find_shared(request)
+        return np.array(shared, np.int32) if isinstance(shared, list) else self._encode_open(shared)
+
+    def count_context(self, request: ScoreRequest) -> int:
         """Return how many tokens are the query's, where each item's own likelihood is read.
 
         As lm-evaluation-harness splits: white space at the query's end belongs to the item.
         """
-        if not rendered:
-            return len(request.query or [])
-        return len(self._encode_open(rendered[0].shared.rstrip()))
+        shared = self._find_shared(request)
+        return len(shared if isinstance(shared, list) else self._encode_open(shared.rstrip()))
+
+    def _find_shared(self, request: ScoreRequest) -> str | list[int]:
+        """Return what comes before the item, as ids where the items are ids."""
+        query, items = request.query, request.item_list
+        if isinstance(query, list) or not items or isinstance(items[0], list):
+            return query if isinstance(query, list) else []
+        return self._arrange(query or "", "", item_first=request.item_first).shared
 
     def _encode_open(self, text: str) -> Ids:
         """Return the ids of ``text`` as a beginning: without a closing special token."""
@@ -132,17 +219,28 @@ class Prompter:
         parts = (Span(0, middle, int(item_first)), Span(middle, end, int(not item_first)))
         return Rendered(first + second, parts)
 
-    def _encode_texts(self, rendered: list[Rendered], *, item_first: bool) -> list[Encoded]:
-        inputs = [one.text if one.pair is None else (one.text, one.pair) for one in rendered]
+    def _encode_texts(
+        self, rendered: list[Rendered], head: Head | None, *, item_first: bool
+    ) -> list[Encoded]:
+        begin = head.characters if head else 0
+        inputs = [
+            one.text[begin:] if one.pair is None else (one.text, one.pair) for one in rendered
+        ]
         found = self._backend.encode_batch(inputs, add_special_tokens=True)
         return [
-            self._finish(encoding, one, item_first=item_first)
+            self._finish(encoding, one, head, item_first=item_first)
             for encoding, one in zip(found, rendered, strict=True)
         ]
 
-    def _finish(self, encoding: Encoding, rendered: Rendered, *, item_first: bool) -> Encoded:
+    def _finish(
+        self, encoding: Encoding, rendered: Rendered, head: Head | None, *, item_first: bool
+    ) -> Encoded:
         ids = np.array(encoding.ids, np.int32)
         types = np.array(encoding.type_ids, np.int32) if self._takes_types else None
+        if head is not None:
+            ids = np.insert(ids, self._lead, head.ids)
+            if types is not None:
+                types = np.insert(types, self._lead, np.full(len(head.ids), self._type))
         if self.template is not None and encoding.special_tokens_mask[-1]:
             # a closing token would stand behind the template's last words
             ids, types = ids[:-1], None if types is None else types[:-1]
@@ -151,8 +249,28 @@ class Prompter:
         types = None if types is None else types[dropped:]
         if len(kept) <= self.max_tokens:
             return Encoded(kept, types)
-        parts = _find_parts(encoding, rendered, item_first=item_first)
+        parts = self._find_parts(encoding, rendered, head, item_first=item_first)
         return Encoded(kept, types, parts[dropped : dropped + len(kept)])
+
+    def _find_parts(
+        self, encoding: Encoding, rendered: Rendered, head: Head | None, *, item_first: bool
+    ) -> Parts:
+        """Tell each token's part; one that reaches over a part's edge belongs to neither."""
+        if rendered.pair is not None:
+            sides = [-1 if side is None else side for side in encoding.sequence_ids]
+            turned = [1 - side if item_first and side >= 0 else side for side in sides]
+            return np.array(turned, np.int8)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        special = np.array(encoding.special_tokens_mask, bool)
+        if head is not None:
+            offsets = np.insert(offsets + head.characters, self._lead, head.offsets, axis=0)
+            special = np.insert(special, self._lead, np.zeros(len(head.ids), bool))
+        parts = np.full(len(offsets), -1, np.int8)
+        for span in rendered.spans:
+            inside = (offsets[:, 0] >= span.begin) & (offsets[:, 1] <= span.end)
+            parts[inside & (offsets[:, 0] < offsets[:, 1])] = span.part
+        parts[special] = -1
+        return parts
 
     def _drop_double(self, ids: Ids) -> Ids:
         """A text or template that already begins with BOS gets no second one."""
@@ -161,18 +279,13 @@ class Prompter:
         return ids[1:] if doubled else ids
 
 
-def _find_parts(encoding: Encoding, rendered: Rendered, *, item_first: bool) -> Parts:
-    """Tell each token's part; one that reaches over a part's edge belongs to neither."""
-    if rendered.pair is not None:
-        sides = [-1 if side is None else side for side in encoding.sequence_ids]
-        return np.array([1 - side if item_first and side >= 0 else side for side in sides], np.int8)
-    offsets = np.array(encoding.offsets)
-    parts = np.full(len(offsets), -1, np.int8)
-    for span in rendered.spans:
-        inside = (offsets[:, 0] >= span.begin) & (offsets[:, 1] <= span.end)
-        parts[inside & (offsets[:, 0] < offsets[:, 1])] = span.part
-    parts[np.array(encoding.special_tokens_mask, bool)] = -1
-    return parts
+def _take(request: ScoreRequest, begin: int, end: int) -> ScoreRequest:
+    """Return the request with some of its items and, where each has its own, their labels."""
+    labels = request.label_token_ids
+    if labels and isinstance(labels[0], list):
+        labels = labels[begin:end]
+    items = request.item_list[begin:end]
+    return msgspec.structs.replace(request, items=items, label_token_ids=labels)
 
 
 def _concatenate(query: list[int], item: list[int], *, item_first: bool) -> Encoded:

@@ -1,6 +1,7 @@
 """A loaded checkpoint behind the seam: requests in, sequences through the network, scores out."""
 
 import hashlib
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +13,13 @@ from contract.errors import InputTooLongError, InvalidRequestError
 from contract.models import ModelDescription, ScoringPath, check_request
 from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts
 from worker.engine.canary import Canary
-from worker.engine.labels import name_labels, resolve_branches, resolve_labels
+from worker.engine.labels import LabelReader, name_labels
 from worker.engine.network import Network
-from worker.engine.prompts import Encoded, Prompter, check_input_ids
+from worker.engine.prompts import Encoded, Head, Prompter, check_input_ids
 from worker.engine.receipt import make_receipt
 from worker.engine.results import finish_job
 from worker.engine.seam import (
+    Budget,
     CanaryResult,
     Ids,
     JobScores,
@@ -56,8 +58,9 @@ class ModelScorer:
         """What the model is, can do, and cannot do."""
         return self._description
 
-    def prepare(self, request: ScoreRequest) -> PreparedJob:
-        """Tokenise and check ``request``; see ``Scorer``."""
+    def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
+        """Tokenise and check ``request``, some items at a time; see ``Scorer``."""
+        budget = Budget(within_s)
         model = self._description
         request = self._fill_in(request)
         warnings = [*check_request(request, model), *self._warn(request)]
@@ -66,15 +69,15 @@ class ModelScorer:
             raise InvalidRequestError(message, param="activation")
         check_input_ids(request, self._width)
         causal = model.path is ScoringPath.CAUSAL
-        rendered = self.prompter.render(request)
-        encoded = self.prompter.encode(request, rendered)
-        asked = self._ask(request, rendered) if causal else [_Asked()] * len(encoded)
-        items = [
-            self._prepare_item(request, index, found, own)
-            for index, (found, own) in enumerate(zip(encoded, asked, strict=True))
-        ]
-        if self.network.sharing and not request.item_first:
-            items = _mark_prefix(items, self.prompter.encode_prefix(request, rendered))
+        head = self.prompter.encode_head(request)
+        asking = self._start_asking(request, budget) if causal else None
+        items: list[PreparedItem] = []
+        for part in self.prompter.split(request):
+            budget.check()
+            items += self._prepare_part(part, head, asking, len(items))
+        left = any(item.sequence is not None for item in items)
+        if left and self.network.sharing and not request.item_first:
+            items = _mark_prefix(items, self.prompter.encode_prefix(request))
         names: list[str | int | list[int]] = name_labels(request) if causal else [*model.labels]
         return PreparedJob(request=request, items=items, warnings=warnings, labels=names)
 
@@ -114,19 +117,33 @@ class ModelScorer:
             return ["token ids are used as they are: the model's template is for text"]
         return []
 
-    def _ask(self, request: ScoreRequest, rendered: list[Rendered]) -> list["_Asked"]:
-        """Find out what is read of every item of a causal model."""
+    def _start_asking(self, request: ScoreRequest, budget: Budget) -> "_Asking":
+        """Read of the whole request what decides what is read of its items."""
         if request.mode == Mode.LOGLIKELIHOOD:
-            context = self.prompter.count_context(request, rendered)
-            return [_Asked(context=context)] * len(request.item_list)
-        if request.multi_token:
-            found = resolve_branches(request, self.prompter, rendered)
-            return [_Asked(branches=branches) for branches in found]
-        return [_Asked(labels=own) for own in resolve_labels(request, self.prompter, rendered)]
+            return _Asking(context=self.prompter.count_context(request))
+        return _Asking(labels=LabelReader(request, self.prompter, budget))
+
+    def _prepare_part(
+        self, part: ScoreRequest, head: Head | None, asking: "_Asking | None", begin: int
+    ) -> list[PreparedItem]:
+        """Prepare some of a job's items; ``begin`` is the first one's index."""
+        rendered = self.prompter.render(part)
+        encoded = self.prompter.encode(part, rendered, head)
+        asked = [_Asked()] * len(encoded) if asking is None else asking.ask(part, rendered)
+        return [
+            self._prepare_item(part, begin + index, found, own)
+            for index, (found, own) in enumerate(zip(encoded, asked, strict=True))
+        ]
 
     def _prepare_item(
-        self, request: ScoreRequest, index: int, encoded: Encoded, asked: "_Asked"
+        self, request: ScoreRequest, index: int, encoded: Encoded | int, asked: "_Asked"
     ) -> PreparedItem:
+        if isinstance(encoded, int):
+            refused = self.prompter.refuse(encoded)
+            problem = ItemError(index, refused.code, refused.message)
+            return PreparedItem(
+                index, TokenCounts(encoded, 0, 0), error=problem, labels=asked.labels
+            )
         given = len(encoded.ids)
         labels = asked.labels
         try:
@@ -175,6 +192,23 @@ class _Asked:
     labels: tuple[int, ...] = ()
     branches: tuple[Ids, ...] = ()
     context: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asking:
+    """What is read of a job's items: labels, or themselves behind ``context`` tokens."""
+
+    context: int = 0
+    labels: LabelReader | None = None
+
+    def ask(self, part: ScoreRequest, rendered: list[Rendered]) -> list[_Asked]:
+        """Find out what is read of every item of ``part``."""
+        count = len(part.item_list)
+        if self.labels is None:
+            return [_Asked(context=self.context)] * count
+        if part.multi_token:
+            return [_Asked(branches=own) for own in self.labels.read_long(count, rendered)]
+        return [_Asked(labels=own) for own in self.labels.read_labels(part, rendered)]
 
 
 def _mark_prefix(items: list[PreparedItem], prefix: Ids) -> list[PreparedItem]:

@@ -4,6 +4,8 @@
 ``finish`` turns a job's readings into scores. Importing this module does not load torch.
 """
 
+import math
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.errors import DeadlineExceededError
 from contract.models import CANARY_DRIFT, ModelDescription
 from contract.scores import ItemError, ScoreRequest, TokenCounts, Usage
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "Budget",
     "CanaryResult",
     "Floats",
     "Ids",
@@ -34,6 +38,23 @@ __all__ = [
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+
+class Budget:
+    """The time that the preparation of one job may take."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._end = time.monotonic() + within_s
+
+    def check(self) -> None:
+        """Raise ``DeadlineExceededError`` where it has passed."""
+        if time.monotonic() > self._end:
+            message = (
+                f"the job's texts were not tokenised within {self._within_s:g} s; split it into "
+                "several jobs"
+            )
+            raise DeadlineExceededError(message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,10 +179,11 @@ class Scorer(Protocol):
         """What the model is, can do, and cannot do."""
         ...
 
-    def prepare(self, request: ScoreRequest) -> PreparedJob:
+    def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """Tokenise and check; any thread, no device.
 
-        Raises ``InvalidRequestError`` where the whole request cannot be scored by this model.
+        Raises ``InvalidRequestError`` where the whole request cannot be scored by this model, and
+        ``DeadlineExceededError`` soon after ``within_s`` have passed.
         """
         ...
 
