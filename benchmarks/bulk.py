@@ -33,6 +33,11 @@ class _Peak:
         self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
         self.bytes = dict.fromkeys(processes, 0)
 
+    def render_cpu(self, rows: int) -> str:
+        """Return what each process has computed so far, per row: neighbours do not change it."""
+        spent = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+        return ", ".join(f"{name} {1e6 * s / rows:.0f} us" for name, s in spent.items())
+
     async def watch(self) -> None:
         """Sample for ever."""
         while True:
@@ -113,6 +118,7 @@ async def _measure(options: argparse.Namespace, folder: Path, redis: str, databa
         await asyncio.to_thread(_write_rows, changed, options.rows, changed_every=100)
         async with BulkClient(stack.url) as bulks:
             first = await _run(bulks, path, options.rows, "first run")
+            sys.stdout.write(f"  CPU a row: {peak.render_cpu(options.rows)}\n")
             await _indexed(bulks, path, options.rows)
             started = time.perf_counter()
             again, _ = await _wait(bulks, await bulks.rescore({"bulk": first.id}))

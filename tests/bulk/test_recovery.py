@@ -41,7 +41,7 @@ async def test_ingestion_goes_on_where_it_stopped(
 ) -> None:
     """The store fails after the first page: the next reader stores the rest, no line twice."""
     await bulks.start_worker()
-    add, calls = add_chunks, 0
+    calls = 0
 
     async def fail_once(*arguments: Any, **named: Any) -> None:
         nonlocal calls
@@ -49,7 +49,7 @@ async def test_ingestion_goes_on_where_it_stopped(
         if calls == 2:
             message = "gone for a moment"
             raise StoreUnavailableError(message)
-        await add(*arguments, **named)
+        await add_chunks(*arguments, **named)
 
     monkeypatch.setattr(ingestion, "add_chunks", fail_once)
     monkeypatch.setattr(ingestion, "LEASE_S", 0.2)
