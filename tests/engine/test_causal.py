@@ -96,7 +96,6 @@ class TestLabels:
             {"items": ["a"]},
             {"items": ["a"], "label_token_ids": [5], "activation": "sigmoid"},
             {"items": ["a"], "label_token_ids": [5, 5]},
-            {"items": ["a"], "label_token_ids": [-1]},
             {"items": ["a"], "label_token_ids": []},
             {"items": ["a"], "label_token_ids": [[5], [6]]},
             {"items": [[1, 2]], "query": "abc", "label_token_ids": [5]},
