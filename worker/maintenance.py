@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from contract.config import Settings
 from contract.errors import StoreUnavailableError
 from storage import claims, forgetting, idempotency, sweeps, workers
+from storage.refs import BlobRef
 from worker.stores import Stores
 
 __all__ = ["Maintenance"]
@@ -78,10 +79,18 @@ class Maintenance:
         async with self.stores.database.transaction() as tx:
             gone = await sweeps.collect_expired(tx, limit=_PAGE)
             gone += await sweeps.unforgotten_refs(tx, limit=_PAGE)
-        for ref in gone:
+        forgotten = [await self._forget(ref) for ref in dict.fromkeys(gone)]
+        self.totals["jobs_collected"] += sum(forgotten)
+        return sum(forgotten)
+
+    async def _forget(self, ref: BlobRef) -> bool:
+        """Remove the bytes of one job; a damaged blob, for the doctor, does not keep the others."""
+        try:
             await forgetting.forget(self.stores.database, self.stores.blobs, ref)
-        self.totals["jobs_collected"] += len(gone)
-        return len(gone)
+        except ValueError:
+            _LOG.exception("blob not rewritten", extra={"job": ref.job_id, "blob": ref.key})
+            return False
+        return True
 
     async def purge_once(self) -> int:
         """Delete tombstones that nobody asks for any more."""

@@ -101,6 +101,27 @@ async def test_retention_takes_rows_and_bytes(maintenance: Maintenance, bench: B
     assert await bench.scores(row) == [[2]]
 
 
+async def test_a_damaged_blob_keeps_no_other(maintenance: Maintenance, bench: Bench) -> None:
+    """A blob that was cut short stays, for the doctor; what else expired is removed."""
+    damaged, kept = await bench.submit([[1]], [[2]])
+    async with run_worker(bench.settings, ArithmeticScorer()):
+        await bench.wait(kept)
+        await bench.wait(damaged)
+        [file] = [blob.key async for blob in bench.blobs.list()]
+        [other] = await bench.submit([[3]])
+        await bench.wait(other)
+    await bench.blobs.put(file, (await bench.blobs.get(file))[:20])
+    async with bench.database.transaction() as tx:
+        await tx.exec_driver_sql(
+            f"UPDATE jobs SET expires_at = 1 WHERE id IN ('{damaged}', '{other}')"  # noqa: S608
+        )
+
+    count = await maintenance.collect_once()
+
+    assert count == 1
+    assert [blob.key async for blob in bench.blobs.list()] == [file]
+
+
 def make_old(file: Path) -> None:
     """Let a file look two hours old."""
     moment = file.stat().st_mtime - 7200
@@ -179,7 +200,8 @@ async def test_a_round_that_fails_keeps_no_other(settings: Settings, bench: Benc
     assert waits.is_set()
     assert nothing == {}
     assert counts == {
-        "reaped": 0, "expired": 1, "collected": 0, "hinted": 0, "keys": 0, "workers": 0,
+        "reaped": 0, "expired": 1, "collected": 0, "hinted": 0, "keys": 0,
+        "tombstones": 0, "workers": 0,
     }  # fmt: skip
     assert (await bench.get(late)).state is JobState.EXPIRED
 
