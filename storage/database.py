@@ -84,7 +84,9 @@ class Database:
             self._engine = _open_sqlite(url)
         else:
             self._engine = _open_postgresql(url, command_timeout_s)
-        self._reader = self._engine.execution_options(**{_WRITES: False})
+        # Several reads of one snapshot must agree; SQLite's always do.
+        isolation = {} if self.dialect == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self._engine.execution_options(**{_WRITES: False}, **isolation)
         self._writer_turn: contextlib.AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if self.dialect == "sqlite" else contextlib.nullcontext()
         )

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -120,10 +120,11 @@ class Queue:
         failures = 0
         while True:
             try:
-                async for ids in self._listen():
-                    failures = 0
-                    for job_id in ids:
-                        yield job_id
+                async with contextlib.aclosing(self._listen()) as heard:
+                    async for ids in heard:
+                        failures = 0
+                        for job_id in ids:
+                            yield job_id
             except _FAILURES as error:
                 self._note_failure(error)
             await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
@@ -193,7 +194,7 @@ class Queue:
                 pipe.pexpire(queue, _HINT_KEPT_MS)  # a model that nobody serves leaves nothing
             await pipe.execute()
 
-    async def _listen(self) -> AsyncIterator[list[str]]:
+    async def _listen(self) -> AsyncGenerator[list[str], None]:
         pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
             await pubsub.subscribe(_CHANNEL)

@@ -229,3 +229,13 @@ async def test_no_value_shows_in_a_drivers_error(postgres_url: str) -> None:
 
 def _path(url: str) -> Path:
     return Path(url.partition(":///")[2])
+
+
+async def test_the_reads_of_one_snapshot_agree(database: Database) -> None:
+    """What is committed between two reads shows in neither."""
+    async with database.snapshot() as tx:
+        before = await count(tx, "jobs")
+        await submit(database, new_job())
+        after = await count(tx, "jobs")
+
+    assert (before, after) == (0, 0)
