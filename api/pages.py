@@ -3,16 +3,57 @@
 import base64
 import binascii
 import re
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 from urllib.parse import urlencode
 
+from aiohttp import web
+
+from api.bodies import json_response
 from contract.errors import InvalidRequestError
 
-__all__ = ["MAX_PAGE", "parse_cursor", "parse_limit", "render_cursor", "render_next_link"]
+__all__ = [
+    "MAX_PAGE",
+    "answer_page",
+    "parse_cursor",
+    "parse_limit",
+    "render_cursor",
+    "render_next_link",
+]
 
 #: The most rows of a page.
 MAX_PAGE = 1000
 _DEFAULT_LIMIT = 50
 _ID = re.compile(r"[a-z]{3}_[0-9a-f]{32}")
+
+
+class _Row(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_AnyRow = TypeVar("_AnyRow", bound=_Row)
+
+
+def answer_page(
+    request: web.Request,
+    rows: Sequence[_AnyRow],
+    *,
+    limit: int,
+    render: Callable[[_AnyRow], object],
+) -> web.Response:
+    """Answer the first ``limit`` of ``rows``, of which one more says that there is a next page."""
+    page, headers, cursor = rows[:limit], {}, None
+    if len(rows) > limit:
+        cursor = render_cursor(page[-1].id)
+        headers["Link"] = render_next_link(request.path, list(request.query.items()), cursor)
+    body = {
+        "object": "list",
+        "data": [render(row) for row in page],
+        "has_more": cursor is not None,
+        "next_cursor": cursor,
+    }
+    return json_response(body, headers=headers)
 
 
 def render_cursor(last_id: str) -> str:

@@ -19,6 +19,7 @@ import msgspec
 
 from contract.models import ModelConfig
 from contract.scores import Job, ScoreRequest
+from tests.e2e.stack import wait_until_ready
 from tests.services import free_port
 from worker.engine.loader import load_model
 
@@ -55,18 +56,6 @@ async def _finish(http: aiohttp.ClientSession, url: str, ids: list[str]) -> list
     return list(await asyncio.gather(*(finish(job_id) for job_id in ids)))
 
 
-async def _ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                async with http.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(0.1)
-
-
 def _latency_s(job: Job) -> float:
     if job.finished_at is None:
         raise RuntimeError(job.id)
@@ -85,7 +74,7 @@ async def _measure_service(source: str, texts: list[str]) -> tuple[float, float,
         )
         try:
             async with aiohttp.ClientSession() as http:
-                await _ready(http, url)
+                await wait_until_ready(http, url)
                 await _finish(http, url, await _submit(http, url, texts[:32]))
                 started = time.perf_counter()
                 ids = await _submit(http, url, texts)

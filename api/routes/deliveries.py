@@ -6,7 +6,7 @@ from aiohttp import web
 
 from api.bodies import json_response, parse_body, read_body
 from api.job_access import find_job
-from api.pages import parse_cursor, parse_limit, render_cursor, render_next_link
+from api.pages import answer_page, parse_cursor, parse_limit
 from api.routes.webhooks import find_made, keep_made, parse_endpoint_id
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.webhook_rendering import render_delivery
@@ -103,17 +103,7 @@ async def _list(
             after=after,
             limit=limit + 1,
         )
-    page, headers, cursor = rows[:limit], {}, None
-    if len(rows) > limit:
-        cursor = render_cursor(page[-1].id)
-        headers["Link"] = render_next_link(request.path, list(query.items()), cursor)
-    body = {
-        "object": "list",
-        "data": [render_delivery(row) for row in page],
-        "has_more": cursor is not None,
-        "next_cursor": cursor,
-    }
-    return json_response(body, headers=headers)
+    return answer_page(request, rows, limit=limit, render=render_delivery)
 
 
 def _parse_id(request: web.Request) -> str:

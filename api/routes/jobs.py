@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, json_response, parse_large_body, read_body, run_for
+from api.bodies import check_plain_text, parse_large_body, read_body, run_for
 from api.idempotency import IdempotencyKey
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
 from api.negotiation import JSON
-from api.pages import parse_cursor, parse_limit, render_cursor, render_next_link
+from api.pages import answer_page, parse_cursor, parse_limit
 from api.preferences import parse_preferences
 from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
@@ -99,17 +99,7 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
             after=after,
             limit=limit + 1,
         )
-    page, headers, cursor = rows[:limit], {}, None
-    if len(rows) > limit:
-        cursor = render_cursor(page[-1].id)
-        headers["Link"] = render_next_link(request.path, list(query.items()), cursor)
-    body = {
-        "object": "list",
-        "data": [render_job(request, row) for row in page],
-        "has_more": cursor is not None,
-        "next_cursor": cursor,
-    }
-    return json_response(body, headers=headers)
+    return answer_page(request, rows, limit=limit, render=lambda row: render_job(request, row))
 
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:

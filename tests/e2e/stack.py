@@ -20,6 +20,19 @@ from tests.services import free_port
 START_TIMEOUT_S = 60
 
 
+async def wait_until_ready(http: aiohttp.ClientSession, url: str) -> None:
+    """Poll ``/readyz`` of another's service; raise ``TimeoutError`` after a minute."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                async with http.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(0.1)
+
+
 def registry_file(folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Path:
     """Write ``scorekeep.toml`` with one table per model and return its path."""
     tables = [

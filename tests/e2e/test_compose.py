@@ -18,7 +18,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from storage.blobs import BlobStore
-from tests.e2e.stack import receiving, registry_file
+from tests.e2e.stack import receiving, registry_file, wait_until_ready
 from tests.services import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
@@ -59,18 +59,6 @@ async def _running(
         await asyncio.wait_for(process.wait(), 30)
 
 
-async def _wait_until_ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                async with http.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(0.1)
-
-
 async def test_the_services_of_the_compose_file_score_together(
     tmp_path: Path, redis_url: str, postgres_url: str, s3_url: str
 ) -> None:
@@ -98,7 +86,7 @@ async def test_the_services_of_the_compose_file_score_together(
             for name, settings in (("api", api), ("worker", changed), ("deliveries", changed))
         ]
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        await _wait_until_ready(http, url)
+        await wait_until_ready(http, url)
         body = {"items": ["a", "b"], "webhook": receiver.url, "return_pooled_hidden_states": True}
         async with http.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}) as r:
             job = await r.json()
