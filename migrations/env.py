@@ -49,8 +49,8 @@ def run(connection: Connection) -> None:
 def take_turns(connection: Connection) -> None:
     """Lock out other migrations until the connection is closed.
 
-    Asked for again and again: one that waits inside a statement would have a snapshot, for whose end
-    ``CREATE INDEX CONCURRENTLY`` of the one before it waits.
+    Asked for again and again: one that waits inside a statement would have a snapshot, for whose
+    end ``CREATE INDEX CONCURRENTLY`` of the one before it waits.
     """
     connection.execute(text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
     while not connection.scalar(text(f"SELECT pg_try_advisory_lock({_LOCK})")):
