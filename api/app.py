@@ -83,7 +83,7 @@ def create_runner(app: web.Application, *, shutdown_s: float = _SHUTDOWN_S) -> w
 
 async def _stores(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
-    app[DATABASE] = Database(settings.database)
+    app[DATABASE] = Database(settings.database, command_timeout_s=settings.database_timeout_s)
     app[BLOBS] = BlobStore.open(settings.blobs)
     app[QUEUE] = Queue(settings.redis_url)
     yield

@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: _Positive = 60.0
     default_wait_s: _Positive = 30.0
 
+    database_timeout_s: _Positive = 5.0
     lease_s: _Positive = 30.0
     heartbeat_s: _Positive = 10.0
     sweep_s: _Positive = 2.0

@@ -16,6 +16,7 @@ from contract.parsing import TokenId, parse_in_slices, parse_json
 
 __all__ = [
     "Activation",
+    "AttemptEnd",
     "Determinism",
     "ItemError",
     "Items",
@@ -172,6 +173,20 @@ class JobCounts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt after which its job was tried again, or that was its last.
+
+    ``outcome``: ``lost`` (its worker stopped answering), ``failed``, or ``released`` (given back).
+    """
+
+    attempt: int
+    outcome: str
+    ended_at: str
+    started_at: str | None = None
+    worker: str | None = None
+    error: Problem | None = None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as ``GET /v1/jobs/{id}`` shows it. Moments are RFC 3339 in UTC."""
 
@@ -190,6 +205,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     usage: Usage | None = None
     error: Problem | None = None
+    history: list[AttemptEnd] = []
     warnings: list[str] = []
     receipt: dict[str, Any] | None = None
     links: dict[str, str] = {}

@@ -17,8 +17,10 @@ from contract.models import parse_models
 
 __all__ = [
     "API",
+    "BACKUP",
     "DOCTOR",
     "MIGRATE",
+    "RESTORE",
     "WORKER",
     "LaunchOptions",
     "find_registry",
@@ -31,6 +33,8 @@ API = (*_PYTHON, "api")
 WORKER = (*_PYTHON, "worker")
 MIGRATE = (*_PYTHON, "storage.migrating")
 DOCTOR = (*_PYTHON, "storage.doctor")
+BACKUP = (*_PYTHON, "storage.backup", "take")
+RESTORE = (*_PYTHON, "storage.backup", "restore")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

@@ -43,8 +43,8 @@ _HINT_TIMEOUT_S = 0.5
 _HINTS_PER_PIPELINE = 500
 _HINT_KEPT_MS = 3_600_000
 _CONNECT_TIMEOUT_S = 2.0
-_SOCKET_TIMEOUT_S = 5.0
-_LISTEN_BEAT_S = 5.0
+_SOCKET_TIMEOUT_S = 2.0
+_LISTEN_BEAT_S = 1.5
 _RECONNECT_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FAILURES = (RedisError, OSError, TimeoutError)
 _serialize = msgspec.msgpack.Encoder(enc_hook=repr).encode

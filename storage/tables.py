@@ -22,6 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
+    "RARE",
+    "attempts",
     "blobs",
     "bulk_chunks",
     "bulk_events",
@@ -53,6 +55,10 @@ metadata = MetaData(
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
 _Json = JSON().with_variant(JSONB, "postgresql")
+
+
+#: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
+RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
@@ -126,9 +132,31 @@ jobs = Table(
     ),
     _partial("ix_jobs_bulk", "bulk_id", "id", where="bulk_id IS NOT NULL"),
     _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
+    # Lists of what is rare: no row of a job that succeeds is in them.
+    _partial(
+        "ix_jobs_ended",
+        "tenant",
+        "state",
+        "id",
+        where=RARE,
+    ),
+    _partial("ix_jobs_error", "tenant", "id", where="error IS NOT NULL"),
     _partial(
         "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"
     ),
+)
+
+#: Attempts that did not end their job: lost, failed, released.
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("worker", Text),
+    Column("started_at", Float(53)),
+    Column("ended_at", Float(53), nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("error", Text),
 )
 
 blobs = Table(

@@ -133,7 +133,9 @@ class LeaseKeeper:
         asyncio.run(self._renew_for_ever())
 
     async def _renew_for_ever(self) -> None:
-        database = Database(self._settings.database)
+        database = Database(
+            self._settings.database, command_timeout_s=self._settings.database_timeout_s
+        )
         renewed_at = time.monotonic()
         tick_s = min(_TICK_S, self._settings.heartbeat_s)
         try:

@@ -20,7 +20,7 @@ from api.submission import request_key
 from contract.errors import GoneError, InvalidRequestError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
-from storage import forgetting, idempotency, jobs, outcomes, receipts
+from storage import attempts, forgetting, idempotency, jobs, outcomes, receipts
 from storage.database import Transaction
 from storage.jobs import JobRow
 from storage.refs import BlobRef
@@ -64,18 +64,29 @@ async def get_job(request: web.Request) -> web.StreamResponse:
     row = await find_job(request)
     if wait_s and row.state not in TERMINAL:
         row = await await_end(request, row, wait_s)
-    receipt = None
-    if row.receipt_hash is not None:
-        async with request.app[DATABASE].snapshot() as tx:
-            raw = await receipts.get_receipt(tx, row.receipt_hash)
-        receipt = None if raw is None else msgspec.json.decode(raw)
-    body = msgspec.json.encode(render_job(request, row, receipt=receipt))
+    raw, history = await _read_beside(request, row)
+    receipt = None if raw is None else msgspec.json.decode(raw)
+    body = msgspec.json.encode(render_job(request, row, receipt=receipt, history=history))
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {**pending_headers(request, row), "ETag": etag, "Cache-Control": "private, no-cache"}
     headers.pop("Location")
     if is_match(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers=headers)
     return web.Response(body=body, content_type=JSON, headers=headers)
+
+
+async def _read_beside(
+    request: web.Request, row: JobRow
+) -> tuple[bytes | None, list[attempts.AttemptRow]]:
+    """Return the receipt, and the attempts that ended before the job did."""
+    was_tried_before = row.attempt > 1 or row.crash_count > 0 or row.error_count > 0
+    if row.receipt_hash is None and not was_tried_before:
+        return None, []
+    async with request.app[DATABASE].snapshot() as tx:
+        raw = None
+        if row.receipt_hash is not None:
+            raw = await receipts.get_receipt(tx, row.receipt_hash)
+        return raw, await attempts.list_attempts(tx, row.id) if was_tried_before else []
 
 
 async def get_jobs(request: web.Request) -> web.StreamResponse:

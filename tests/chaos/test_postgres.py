@@ -146,7 +146,7 @@ async def test_half_open_connections(rig: Rig, proxy: Proxy) -> None:
     print(f"half-open PostgreSQL: {took_s:.1f} s")  # noqa: T201
     assert states == {JobState.SUCCEEDED}
     assert rows[0].n == 0
-    assert took_s < 60
+    assert took_s < 15
 
 
 async def run_sql_apart(server: PostgresServer, statement: str) -> None:

@@ -17,6 +17,8 @@ from contract.models import ModelConfig, ModelState, ModelStatus
 from contract.results import StoredResult
 from contract.scores import ItemError, ScoreRequest
 from storage import claims, workers
+from storage.counters import read_counts
+from storage.events import list_events
 from tests.worker.harness import Bench, heed, run_worker
 from tests.worker.scorers import ArithmeticScorer
 from worker.engine.seam import Budget, JobScores, PreparedJob, Reading
@@ -228,6 +230,30 @@ async def test_run_timeout_ends_the_job(settings: Settings, bench: Bench) -> Non
 
     assert bench.problem(row).code == "deadline_exceeded"
     assert other.state is JobState.SUCCEEDED
+
+
+async def test_run_timeout_does_not_wait_for_the_batch(settings: Settings, bench: Bench) -> None:
+    """A neighbour holds the device: the end is there when the time is over, and stays."""
+    scorer = ArithmeticScorer()
+    scorer.gate = threading.Event()
+    [timed] = await bench.submit([[1]], run_timeout_s=0.1, hinted=False)
+    [untimed] = await bench.submit([[2]], hinted=False)
+    async with run_worker(settings, scorer):
+        [row] = await bench.wait(timed)
+        meanwhile = await bench.get(untimed)
+        scorer.gate.set()
+        [other] = await bench.wait(untimed)
+    later = await bench.get(timed)
+    async with bench.database.snapshot() as tx:
+        counts = await read_counts(tx)
+        events = await list_events(tx, timed)
+
+    assert bench.problem(row).code == "deadline_exceeded"
+    assert sorted(scorer.batches[0]) == [[1], [2]]
+    assert meanwhile.state is JobState.RUNNING
+    assert other.state is JobState.SUCCEEDED
+    assert (later.version, later.tensors, len(events)) == (row.version, [], 1)
+    assert counts.get("fenced_writes", 0) == 0
 
 
 async def test_drain_finishes_the_batch_in_flight(settings: Settings, bench: Bench) -> None:
