@@ -1,12 +1,12 @@
 """From one line of an input to a score request, or to why it is refused. Any thread."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from api.bulk.endpoints import ENDPOINTS
+from api.bulk.families import Family, hash_input
 from api.catalog import choose_model
 from contract.bulks import LineError
 from contract.errors import InvalidRequestError, ScoreError, TooLargeError
@@ -19,18 +19,44 @@ _LONGEST_ID = 512
 _COLUMNS = frozenset({"item", "query", "id"})
 
 
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """A line as read. Either ``request`` (its model resolved) or ``error`` is there."""
+class InputLine(msgspec.Struct, frozen=True, gc=False):
+    """A line as read: a ``request`` with its model resolved, or the ``text`` of a ``family``.
+
+    One with ``error`` was refused and has neither.
+    """
 
     number: int
     custom_id: str
     request: ScoreRequest | None = None
     fingerprint: str = ""
     error: LineError | None = None
-    form: dict[str, Any] = field(default_factory=dict)
-    #: equal on lines that differ in nothing but their one item; empty where that is not known
-    family: bytes = b""
+    form: dict[str, Any] = {}
+    family: Family | None = None
+    text: str = ""
+
+    @classmethod
+    def of_family(cls, number: int, custom_id: str, family: Family, text: str) -> Self:
+        """Return a line of one text."""
+        return cls(number, custom_id, None, family.fingerprint, None, {}, family, text)
+
+    @property
+    def item_count(self) -> int:
+        """How many items it has; none where it was refused."""
+        if self.family is not None:
+            return 1
+        return 0 if self.request is None else len(self.request.item_list)
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether hidden states are kept of it."""
+        request = self.request if self.family is None else self.family.request
+        return request is not None and request.return_pooled_hidden_states
+
+    def hash(self) -> str:
+        """Return the hash of its input; empty where it was refused."""
+        if self.family is not None:
+            return self.family.hash(self.text)
+        return "" if self.request is None else hash_input(self.request)
 
 
 class _BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,6 +74,7 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _plain = msgspec.json.Decoder(_Plain)
+_row = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Probe(msgspec.Struct):
@@ -82,13 +109,13 @@ class LineParser:
         self._columns = dict(columns)
         self._hidden = hidden_states
         self._max_items = max_items
-        plain = endpoint is None and not columns
-        self._template = self._make_template() if plain else None
+        plain = endpoint is None and "query" not in columns
+        self._family = self._find_family() if plain else None
 
     def parse(self, number: int, raw: bytes | None, reason: str = "") -> InputLine:
         """Return the line; ``raw`` None means that it could not be read, for ``reason``."""
-        if self._template is not None and raw is not None:
-            line = self._parse_plain(number, raw, self._template)
+        if self._family is not None and raw is not None:
+            line = self._parse_plain(number, raw, self._family)
             if line is not None:
                 return line
         custom_id = f"line-{number}"
@@ -128,27 +155,42 @@ class LineParser:
         fields = {name: getattr(request, name) for name in request.__struct_fields__}
         return self._convert(fields | self._parameters)
 
-    def _make_template(self) -> InputLine | None:
-        """What plain rows have in common, checked once; none where they would be refused."""
-        try:
-            request = self._convert(self._parameters | {"items": ["x"]})
-            made = self.resolve(0, "template", request, {})
-        except ScoreError:  # each line says it for itself
-            return None
-        if made.request is None or isinstance(made.request.query, list):
-            return None
-        return made
+    def find_family(self, request: ScoreRequest) -> Family | None:
+        """Return what lines that differ from ``request`` in their one text have in common.
 
-    def _parse_plain(self, number: int, raw: bytes, template: InputLine) -> InputLine | None:
-        """Parse a plain row in a tenth of the time; None for any other line."""
+        None where it would be refused: each of the lines says so for itself.
+        """
         try:
-            row = _plain.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            made = self.resolve(0, "family", msgspec.structs.replace(request, items=["x"]), {})
+        except ScoreError:
             return None
-        if template.request is None or not _is_id(row.custom_id):
+        return None if made.request is None else Family(made.request, made.fingerprint)
+
+    def _find_family(self) -> Family | None:
+        try:
+            return self.find_family(self._convert(self._parameters | {"items": ["x"]}))
+        except ScoreError:
             return None
-        request = msgspec.structs.replace(template.request, items=[row.item])
-        return InputLine(number, row.custom_id, request, template.fingerprint, family=b"plain")
+
+    def _parse_plain(self, number: int, raw: bytes, family: Family) -> InputLine | None:
+        """Parse one text and its id in a tenth of the time; None for any other line."""
+        try:
+            if self._columns:
+                custom_id, text = self._pick_plain(number, _row.decode(raw))
+            else:
+                row = _plain.decode(raw)
+                custom_id, text = row.custom_id, row.item
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+            return None
+        if not isinstance(text, str) or not _is_id(custom_id):
+            return None
+        return InputLine.of_family(number, custom_id, family, text)
+
+    def _pick_plain(self, number: int, row: dict[str, Any]) -> tuple[str, Any]:
+        column = self._columns.get("id")
+        given = None if column is None else row[column]
+        custom_id = f"line-{number}" if given is None else str(given)
+        return custom_id, row[self._columns["item"]]
 
     def _read(self, number: int, raw: bytes) -> tuple[str, ScoreRequest, dict[str, Any]]:
         if self._endpoint is not None:

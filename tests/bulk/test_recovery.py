@@ -54,14 +54,14 @@ async def test_ingestion_goes_on_where_it_stopped(
     monkeypatch.setattr(ingestion, "add_chunks", fail_once)
     monkeypatch.setattr(ingestion, "LEASE_S", 0.2)
     monkeypatch.setattr("api.bulk.runner.LEASE_S", 0.2)
-    bulk = await bulks.run(rows(9000))
+    bulk = await bulks.run(rows(18_000))
     seen: list[int] = []
     while page := await bulks.results(bulk["id"], after=len(seen)):
         seen += [line["line"] for line in page]
 
     assert calls == 4
-    assert bulk["counts"]["scored"] == bulk["counts"]["items"] == 9000
-    assert seen == list(range(1, 9001))
+    assert bulk["counts"]["scored"] == bulk["counts"]["items"] == 18_000
+    assert seen == list(range(1, 18_001))
 
 
 async def test_a_reader_that_raises_ends_the_bulk(
