@@ -134,7 +134,7 @@ async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
 async def _rescore(bulks: BulkClient, first: Bulk, rows: int, peak: _Peak) -> None:
     peak.start()
     started = time.perf_counter()
-    again, _ = await _wait(bulks, await bulks.rescore({"bulk": first.id}))
+    again, _ = await _wait(bulks, await bulks.rescore({"source": {"bulk": first.id}}))
     sys.stdout.write(
         f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
         f"{time.perf_counter() - started:.1f} s; CPU a row: {peak.render_cpu(rows)}\n"

@@ -36,6 +36,23 @@ class _Bulks(msgspec.Struct):
     data: list[Bulk]
 
 
+class _Description(msgspec.Struct):
+    fingerprint: str = ""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    description: _Description | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return "" if self.description is None else self.description.fingerprint
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
 class _File(msgspec.Struct):
     id: str
 
@@ -78,10 +95,16 @@ class BulkClient:
         return await self._post("/v1/bulks", {**options, "input_file_id": file_id}, key=key)
 
     async def rescore(self, request: Mapping[str, Any]) -> Bulk:
-        """Score again; ``request`` is the body of ``POST /v1/rescore``. Twice is the same bulk."""
-        told = msgspec.json.encode(dict(request), order="sorted")
-        key = f"rescore-{hashlib.sha256(told).hexdigest()}"
-        return await self._post("/v1/rescore", request, key=key)
+        """Score again; ``request`` is the body of ``POST /v1/rescore``.
+
+        Twice is the same bulk, as long as the models are the same: another checkpoint behind an old
+        name is another one.
+        """
+        answer = await self._transport.send("GET", "/v1/models")
+        served = msgspec.json.decode(answer.body, type=_Models).data
+        told = [dict(request), sorted((model.id, model.fingerprint) for model in served)]
+        digest = hashlib.sha256(msgspec.json.encode(told, order="sorted"))
+        return await self._post("/v1/rescore", request, key=f"rescore-{digest.hexdigest()}")
 
     async def get(self, bulk_id: str) -> Bulk:
         """Return a bulk with its live counts."""

@@ -70,9 +70,10 @@ class Bulks:
         assert answer.status == 202, answer.body
         return str(answer.json["id"])
 
-    async def rescore(self, **fields: Any) -> dict[str, Any]:
-        """Score again and return the bulk at its end."""
-        answer = await self.service.post("/v1/rescore", fields)
+    async def rescore(self, bulk: str | None = None, **fields: Any) -> dict[str, Any]:
+        """Score a bulk, or another source, again and return the bulk at its end."""
+        body = fields if bulk is None else {"source": {"bulk": bulk}, **fields}
+        answer = await self.service.post("/v1/rescore", body)
         assert answer.status == 202, answer.body
         return await self.wait(str(answer.json["id"]))
 

@@ -48,10 +48,10 @@ async def test_another_model_or_parameter_is_another_key(sqlite_bulks: Bulks) ->
     await wait_until_indexed(sqlite_bulks, first["id"])
 
     other = await sqlite_bulks.rescore(bulk=first["id"], model="other")
-    soft = await sqlite_bulks.rescore(bulk=first["id"], parameters={"apply_softmax": True})
+    soft = await sqlite_bulks.rescore(bulk=first["id"], apply_softmax=True)
     await wait_until_indexed(sqlite_bulks, soft["id"])
     soft_again = await sqlite_bulks.rescore(bulk=soft["id"], model="tiny")
-    hidden = await sqlite_bulks.rescore(bulk=first["id"], hidden_states=True)
+    hidden = await sqlite_bulks.rescore(bulk=first["id"], return_pooled_hidden_states=True)
     await sqlite_bulks.stop_workers()
     await sqlite_bulks.start_worker(tiny=ModelConfig(source=MODELS["tiny"].source, max_tokens=99))
     changed = await sqlite_bulks.rescore(bulk=first["id"])
@@ -71,8 +71,10 @@ async def test_jobs_and_filters_are_scored_again(sqlite_bulks: Bulks) -> None:
     for job_id in ids:
         await get(f"/v1/jobs/{job_id}?wait=10")
 
-    by_ids = await sqlite_bulks.rescore(jobs=[*ids, f"job_{'0' * 32}"], model="other")
-    by_filter = await sqlite_bulks.rescore(filter={"metadata.set": "a", "state": "succeeded"})
+    by_ids = await sqlite_bulks.rescore(source={"jobs": [*ids, f"job_{'0' * 32}"]}, model="other")
+    by_filter = await sqlite_bulks.rescore(
+        source={"filter": {"metadata.set": "a", "state": "succeeded"}}
+    )
     results = await sqlite_bulks.results(by_ids["id"])
 
     assert [line["custom_id"] for line in results[:2]] == ids
@@ -88,17 +90,20 @@ async def test_what_cannot_be_scored_again(sqlite_bulks: Bulks) -> None:
     post = sqlite_bulks.service.post
     await sqlite_bulks.service.report_ready()
     failed = await sqlite_bulks.run(b"x\n")
+    bulk = {"bulk": failed["id"]}
     for body, status, param in (
-        ({}, 422, "bulk"),
-        ({"bulk": "x", "jobs": []}, 422, "bulk"),
-        ({"jobs": []}, 422, "jobs"),
-        ({"filter": {}}, 422, "filter"),
-        ({"filter": {"colour": "x"}}, 422, "filter"),
-        ({"filter": {"state": "x"}}, 422, "filter.state"),
-        ({"bulk": failed["id"], "parameters": {"items": []}}, 422, "parameters.items"),
-        ({"bulk": failed["id"], "parameters": {"temperature": -1}}, 422, "parameters"),
-        ({"bulk": failed["id"]}, 409, None),
-        ({"bulk": f"blk_{'0' * 32}"}, 404, None),
+        ({}, 422, None),
+        ({"source": {}}, 422, "source"),
+        ({"source": {"bulk": "x", "jobs": []}}, 422, "source"),
+        ({"source": {"jobs": []}}, 422, "source.jobs"),
+        ({"source": {"filter": {}}}, 422, "source.filter"),
+        ({"source": {"filter": {"colour": "x"}}}, 422, "source.filter"),
+        ({"source": {"filter": {"state": "x"}}}, 422, "source.filter.state"),
+        ({"source": {"colour": "x"}}, 422, "source.colour"),
+        ({"source": bulk, "items": []}, 422, "items"),
+        ({"source": bulk, "temperature": -1}, 422, "temperature"),
+        ({"source": bulk}, 409, None),
+        ({"source": {"bulk": f"blk_{'0' * 32}"}}, 404, None),
     ):
         answer = await post("/v1/rescore", body)
         assert answer.status == status, (body, answer.body)
@@ -121,9 +126,7 @@ async def test_bulks_and_jobs_are_compared(sqlite_bulks: Bulks) -> None:
     get = sqlite_bulks.service.get
     first = await sqlite_bulks.run(rows(600), cache="off")
     same = await sqlite_bulks.rescore(bulk=first["id"], cache="off")
-    soft = await sqlite_bulks.rescore(
-        bulk=first["id"], cache="off", parameters={"apply_softmax": True}
-    )
+    soft = await sqlite_bulks.rescore(bulk=first["id"], cache="off", apply_softmax=True)
     more = await sqlite_bulks.run([*rows(600), {"custom_id": "x", "item": "x"}])
     strange = await sqlite_bulks.run([{"custom_id": "x", "item": "x"}])
 

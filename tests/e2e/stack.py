@@ -86,7 +86,8 @@ class Stack:
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        self.api_pid = (await self.start("api")).pid
+        self.api = await self.start("api")
+        self.api_pid = self.api.pid
         await self.wait_for("/healthz")
         return self
 
