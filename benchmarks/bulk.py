@@ -29,7 +29,7 @@ _POLL_S = 0.1
 _POSTGRES = "postgres"
 
 
-class _Peak:
+class Peak:
     """The memory and the computing time of some processes, while something else runs."""
 
     def __init__(self, processes: dict[str, int]) -> None:
@@ -74,7 +74,8 @@ def _count_cpu(process: psutil.Process, *, backends: bool) -> float:
     return float(spent)
 
 
-def _write_rows(path: Path, count: int, *, changed_every: int = 0) -> None:
+def write_rows(path: Path, count: int, *, changed_every: int = 0) -> None:
+    """Write a file of one-item rows; every so many have another text than without."""
     with path.open("wb") as file:
         for start in range(0, count, 10_000):
             file.write(b"".join(_render(start, min(count, start + 10_000), changed_every)))
@@ -88,7 +89,7 @@ def _render(start: int, stop: int, changed_every: int) -> Iterator[bytes]:
         yield msgspec.json.encode({"custom_id": f"row-{n}", "item": text}) + b"\n"
 
 
-async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
+async def wait_for_end(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     """Return the bulk at its end, and after how many seconds every line was stored."""
     started, stored_s = time.perf_counter(), 0.0
     while bulk.state not in ENDED_BULKS:
@@ -99,12 +100,12 @@ async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     return bulk, stored_s
 
 
-async def _run(bulks: BulkClient, path: Path, rows: int, name: str, peak: _Peak) -> Bulk:
+async def _run(bulks: BulkClient, path: Path, rows: int, name: str, peak: Peak) -> Bulk:
     peak.start()
     started = time.perf_counter()
     bulk = await bulks.submit(path, {"model": "m"})
     uploaded_s = time.perf_counter() - started
-    bulk, stored_s = await _wait(bulks, bulk)
+    bulk, stored_s = await wait_for_end(bulks, bulk)
     total_s = time.perf_counter() - started
     counts = bulk.counts
     sys.stdout.write(
@@ -125,16 +126,16 @@ async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
         probe = path.with_name(f"probe-{attempt}.jsonl")
         probe.write_bytes(last)
         options = {"model": "m", "metadata": {"probe": str(attempt)}}
-        bulk, _ = await _wait(bulks, await bulks.submit(probe, options))
+        bulk, _ = await wait_for_end(bulks, await bulks.submit(probe, options))
         if bulk.counts.from_cache:
             break
     sys.stdout.write(f"cache filled {time.perf_counter() - started:.1f} s after the end\n")
 
 
-async def _rescore(bulks: BulkClient, first: Bulk, rows: int, peak: _Peak) -> None:
+async def _rescore(bulks: BulkClient, first: Bulk, rows: int, peak: Peak) -> None:
     peak.start()
     started = time.perf_counter()
-    again, _ = await _wait(bulks, await bulks.rescore({"source": {"bulk": first.id}}))
+    again, _ = await wait_for_end(bulks, await bulks.rescore({"source": {"bulk": first.id}}))
     sys.stdout.write(
         f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
         f"{time.perf_counter() - started:.1f} s; CPU a row: {peak.render_cpu(rows)}\n"
@@ -146,13 +147,13 @@ async def _measure(options: argparse.Namespace, folder: Path, redis: str, server
     async with Stack(folder, redis, models, database_url=server.url("bulk")) as stack:
         workers = [await stack.start_worker() for _ in range(options.workers)]
         await stack.wait_for("/readyz")
-        peak = _Peak(
+        peak = Peak(
             {"client": os.getpid(), "api": stack.api_pid, _POSTGRES: server.process.pid}
             | {f"worker {n}": worker.pid for n, worker in enumerate(workers)}
         )
         path, changed = folder / "rows.jsonl", folder / "changed.jsonl"
-        await asyncio.to_thread(_write_rows, path, options.rows)
-        await asyncio.to_thread(_write_rows, changed, options.rows, changed_every=100)
+        await asyncio.to_thread(write_rows, path, options.rows)
+        await asyncio.to_thread(write_rows, changed, options.rows, changed_every=100)
         watching = asyncio.create_task(peak.watch())
         async with BulkClient(stack.url) as bulks:
             first = await _run(bulks, path, options.rows, "first run", peak)

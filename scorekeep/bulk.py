@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -126,15 +126,19 @@ class BulkClient:
         A line that an interruption cut is fetched again.
         """
         last = await asyncio.to_thread(_trim, path)
-        query = {"after": str(last)}
-        url = f"{self._url}/v1/bulks/{bulk_id}/results"
-        with path.open("ab") as file:
-            async with self._session.get(url, params=query) as response:
-                await _check(response)
-                async for line in _lines(response):
-                    file.write(line)
-                    last = msgspec.json.decode(line, type=_Line).line
-                    on_lines(last)
+
+        async def append() -> None:
+            nonlocal last
+            url = f"{self._url}/v1/bulks/{bulk_id}/results?after={last}"
+            with path.open("ab") as file:
+                async with self._session.get(url) as response:
+                    await _check(response)
+                    async for line in _lines(response):
+                        file.write(line)
+                        last = msgspec.json.decode(line, type=_Line).line
+                        on_lines(last)
+
+        await _try_again(append)
         return last
 
     async def write_hidden_states(
@@ -167,15 +171,7 @@ class BulkClient:
         partial = target.with_name(f"{target.name}.part")
         if size := _size_of(target):
             return before + size
-        for attempt in range(_TRIES):
-            try:
-                await self._fetch_rest(path, partial, before, on_bytes)
-                break
-            except aiohttp.ClientError as error:
-                if attempt + 1 == _TRIES:
-                    message = f"the download broke off: {error}"
-                    raise UnavailableError(message) from error
-                await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt)
+        await _try_again(lambda: self._fetch_rest(path, partial, before, on_bytes))
         partial.replace(target)
         return before + _size_of(target)
 
@@ -215,6 +211,20 @@ class BulkClient:
             "POST", path, body=msgspec.json.encode(dict(body)), headers=headers
         )
         return msgspec.json.decode(answer.body, type=Bulk)
+
+
+async def _try_again(download: Callable[[], Awaitable[None]]) -> None:
+    """Download, and again where the connection breaks: each time from where it broke."""
+    for attempt in range(_TRIES):
+        try:
+            await download()
+        except aiohttp.ClientError as error:
+            if attempt + 1 == _TRIES:
+                message = f"the download broke off: {error}"
+                raise UnavailableError(message) from error
+            await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt)
+        else:
+            return
 
 
 def _key_of(path: Path, options: Mapping[str, Any]) -> str:

@@ -180,7 +180,8 @@ async def has_work(tx: Transaction) -> bool:
 async def claim_bulk(tx: Transaction, *, lease_s: float) -> BulkRow | None:
     """Take a bulk that has work for its reader: input to read, output to write, cache to fill.
 
-    One reader at a time: a second takes it only when the first one's lease has run out.
+    One reader at a time: a second takes it only when the first one's lease has run out. Tenants
+    of whom fewer bulks are being read come first.
     """
     row = (await execute(tx, _CLAIM, {"lease_s": lease_s})).one_or_none()
     return None if row is None else await get_bulk(tx, row.tenant, row.id)
@@ -347,7 +348,10 @@ _CLAIM = f"""
 WITH due AS MATERIALIZED (
     SELECT b.id AS due_id FROM bulks b
     WHERE {_DUE}
-    ORDER BY CASE WHEN {_WAITING} THEN 0 ELSE 1 END, b.id LIMIT 1 {{skip b}})
+    ORDER BY CASE WHEN {_WAITING} THEN 0 ELSE 1 END,
+        (SELECT count(*) FROM bulks o WHERE o.tenant = b.tenant AND o.lease_until_at > {{now}}),
+        b.id
+    LIMIT 1 {{skip b}})
 UPDATE bulks SET attempt = attempt + 1, lease_until_at = {{now}} + :lease_s
 FROM due WHERE id = due_id
 RETURNING id, tenant
