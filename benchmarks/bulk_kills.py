@@ -1,8 +1,8 @@
 """A bulk whose workers are killed, one a second, until it has ended: each row once.
 
 ``python -m benchmarks.bulk_kills --rows 200000 --workers 3`` starts PostgreSQL, Redis, an API and
-the workers, kills the oldest worker that serves with SIGKILL every second and starts another, and then
-checks every line of the results against a run without kills, and every job's events.
+the workers, kills the oldest worker that serves with SIGKILL every second, and starts another. Then
+every line of the results is held against a run without kills, and every job's events are counted.
 """
 
 import argparse

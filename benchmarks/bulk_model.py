@@ -1,8 +1,8 @@
 """Real rows with a real classifier as a bulk, beside the engine's own rate in the same run.
 
 ``python -m benchmarks.bulk_model --model ~/.cache/scorekeep/demo/3/sentiment`` takes sentences
-out of the documentation of the installed packages, and scores them by turns: through the engine alone, in
-this process; as a bulk, with one worker; through the engine again. One thread each.
+out of the documentation of the installed packages, and scores them by turns: through the engine
+alone, in this process; as a bulk, with one worker; through the engine again. One thread each.
 """
 
 import argparse
