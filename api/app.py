@@ -41,6 +41,8 @@ from storage.queue import Queue
 __all__ = ["create_app", "create_runner"]
 
 _log = logging.getLogger(__name__)
+#: Bulks whose inputs one process reads at a time, so that a small one need not wait for a huge one.
+_BULK_READERS = 3
 _RESTART_S = 1.0
 _SHUTDOWN_S = 10.0
 _CANCEL_AGAIN_S = 0.2
@@ -104,7 +106,7 @@ def _services(
         given = BulkInput(app[DATABASE], app[BLOBS], app[SETTINGS])
         app[BULKS] = runner = BulkRunner(given, app[CATALOG], app[QUEUE])
         services = [submitter.run, submitter.hint, waiters.listen, waiters.poll]
-        services += [runner.read, runner.sweep]
+        services += [runner.read] * _BULK_READERS + [runner.sweep]
         tasks = [asyncio.create_task(_keep_running(service)) for service in services]
         yield
         await _cancel(tasks)

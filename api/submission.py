@@ -18,9 +18,9 @@ from contract.scores import JobRequest, ScoreRequest
 from contract.webhooks import check_events
 from storage.jobs import NewJob
 
-__all__ = ["LIMITS", "estimate_tokens", "make_submission", "request_key"]
+__all__ = ["CHARACTERS_PER_TOKEN", "LIMITS", "estimate_tokens", "make_submission", "request_key"]
 
-_CHARACTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
 _MAX_ESTIMATE = 2**31 - 1
 #: Limits of a job's own fields, beside those in the settings.
@@ -97,7 +97,7 @@ def _tokens_of(part: str | list[int]) -> int:
 
 
 def _pieces_of(text: str) -> int:
-    return -(-len(text) // _CHARACTERS_PER_TOKEN)
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def _count_scores(request: ScoreRequest) -> int:
