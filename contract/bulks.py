@@ -98,6 +98,8 @@ class BulkRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Lane = Lane.BULK
     metadata: _Metadata = {}
     expires_after_s: _Retention | None = None
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
 
 
 class RescoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -117,6 +119,8 @@ class RescoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Lane = Lane.BULK
     metadata: _Metadata = {}
     expires_after_s: _Retention | None = None
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
 
 
 class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):
