@@ -9,13 +9,13 @@ from api.bodies import check_plain_text, is_large, run_for
 from api.idempotency import IdempotencyKey, hash_body, parse_key
 from api.state import CATALOG, SETTINGS, tenant_of
 from api.submitter import Submission
-from contract.addresses import check_url
+from api.webhook_targets import check_webhook
 from contract.config import Settings
 from contract.errors import InvalidRequestError, TooLargeError
 from contract.jobs import Lane
 from contract.models import check_request
 from contract.scores import JobRequest, ScoreRequest
-from contract.webhooks import check_events
+from contract.webhooks import JOB_EVENTS
 from storage.jobs import NewJob
 
 __all__ = ["CHARACTERS_PER_TOKEN", "LIMITS", "estimate_tokens", "make_submission", "request_key"]
@@ -48,7 +48,7 @@ async def make_submission(
     def finish() -> tuple[bytes, IdempotencyKey | None]:
         if status.description is not None:
             check_request(wanted, status.description)
-        _check_webhook(extras, settings)
+        check_webhook(extras.webhook, extras.webhook_events, settings, among=JOB_EVENTS)
         _check_metadata(extras)
         encode = _encode_in_slices if is_large(body) else _encode_request
         return encode(wanted, status.name), request_key(request, body)
@@ -152,21 +152,6 @@ def _check_items_limit(wanted: ScoreRequest, settings: Settings) -> None:
             "split them over several jobs"
         )
         raise TooLargeError(message, param="items")
-
-
-def _check_webhook(extras: JobRequest, settings: Settings) -> None:
-    events = extras.webhook_events
-    if extras.webhook is not None:
-        check_url(
-            extras.webhook,
-            allow_http=settings.webhook_allow_http,
-            allowed_networks=settings.allowed_networks,
-        )
-    elif events is not None:
-        message = "webhook_events without a webhook have no effect; name the webhook's URL"
-        raise InvalidRequestError(message, param="webhook_events")
-    if events is not None:
-        check_events(events, param="webhook_events")
 
 
 def _check_metadata(extras: JobRequest) -> None:

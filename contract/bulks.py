@@ -107,6 +107,8 @@ class BulkRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Lane = Lane.BULK
     metadata: _Metadata = {}
     expires_after_s: _Retention | None = None
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
 
 
 class RescoreSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -162,6 +164,8 @@ class RescoreRequest(ChangedParameters, kw_only=True):
     priority: Lane = Lane.BULK
     metadata: _Metadata = {}
     expires_after_s: _Retention | None = None
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
 
 
 class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 from contract.jobs import JobState
 from contract.models import ModelStatus
 from contract.scores import Job, Scores
+from scorekeep.blocking_webhooks import BlockingWebhooks
 from scorekeep.client import DEFAULT_URL, AsyncClient, JobPage
 from scorekeep.options import JobOptions
 from scorekeep.tensors import Framework
@@ -41,6 +42,8 @@ class Client:
             target=self._loop.run_forever, name="scorekeep-client", daemon=True
         )
         self._thread.start()
+        #: Endpoints, the log of deliveries, sending again.
+        self.webhooks = BlockingWebhooks(self._client.webhooks, self._run)
 
     def __enter__(self) -> Self:
         return self

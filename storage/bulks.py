@@ -4,7 +4,7 @@ Who works on a bulk (reads its input, writes its output) holds it by a lease and
 ``attempt``, as jobs are. Their counters are in ``bulk_counts``, their lines in ``bulk_chunks``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,8 @@ class NewBulk:
     key: str | None = None
     body_hash: str | None = None
     deadline_s: float | None = None
+    webhook_url: str | None = None
+    webhook_events: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,10 @@ class BulkRow:
     output_file_id: str | None
     error_file_id: str | None
     attempt: int
+    generation: int
+    progress_step: int
+    webhook_url: str | None
+    webhook_events: str | None
     lease_until_at: float | None
     paused_at: float | None
     final_state: str | None
@@ -115,6 +121,8 @@ async def add_bulk(tx: Transaction, new: NewBulk) -> tuple[BulkRow, bool]:
         "key": new.key,
         "body_hash": new.body_hash,
         "deadline_s": new.deadline_s,
+        "webhook_url": new.webhook_url,
+        "webhook_events": None if new.webhook_events is None else " ".join(new.webhook_events),
     }
     added = (await execute(tx, _ADD, parameters)).scalar_one_or_none()
     if added is not None:
@@ -271,18 +279,21 @@ async def rewind_index(tx: Transaction, bulk_id: str, first_line: int) -> None:
 
 
 async def reopen_bulk(tx: Transaction, bulk: BulkRow) -> bool:
-    """Let an ended bulk run again: items of it are tried anew. False where it has not ended."""
+    """Let an ended bulk run again: items of it are tried anew, and it will end once more.
+
+    False where it has not ended.
+    """
     statement = """
         UPDATE bulks SET state = 'running', finished_at = NULL, finalizing_at = NULL,
             cancelling_at = NULL, final_state = NULL, deadline_at = NULL, indexed_lines = 0,
-            lease_until_at = NULL
+            lease_until_at = NULL, generation = generation + 1, progress_step = 0
         WHERE id = :id AND state = :state RETURNING id"""
     parameters = {"id": bulk.id, "state": bulk.state.value}
     return (await execute(tx, statement, parameters)).one_or_none() is not None
 
 
 async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
-    """Take an ended bulk out of sight; its jobs' retention ends now.
+    """Take an ended bulk out of sight; its jobs' retention ends now, its deliveries are dropped.
 
     Raises ``ConflictError`` for one that has not ended.
     """
@@ -292,6 +303,7 @@ async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
         raise ConflictError(message)
     await execute(tx, _DELETE_JOBS, {"bulk_id": bulk_id})
     await execute(tx, "DELETE FROM bulk_chunks WHERE bulk_id = :id", {"id": bulk_id})
+    await execute(tx, _DELETE_DELIVERIES, {"id": bulk_id})
     await execute(
         tx, "UPDATE bulks SET deleted_at = {now}, key = NULL WHERE id = :id", {"id": bulk_id}
     )
@@ -314,9 +326,10 @@ def _parse(row: Row[Any]) -> BulkRow:
 _ADD = """
 INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata, key, body_hash,
     total_lines, refused_lines, ingested_lines, ingested_items, indexed_lines, attempt,
-    created_at, deadline_at)
+    created_at, deadline_at, webhook_url, webhook_events)
 VALUES (:id, :tenant, :kind, 'validating', :endpoint, :source, :options, :metadata, :key,
-    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s)
+    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s,
+    :webhook_url, :webhook_events)
 ON CONFLICT (tenant, key) DO NOTHING RETURNING id
 """
 
@@ -366,6 +379,10 @@ WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at < 1e15
 _UNPARK = """
 UPDATE jobs SET available_at = {now}
 WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= 1e15
+"""
+
+_DELETE_DELIVERIES = """
+DELETE FROM deliveries WHERE event_id IN (SELECT e.id FROM events e WHERE e.bulk_id = :id)
 """
 
 _DELETE_JOBS = """

@@ -51,7 +51,10 @@ _UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What a client submitted. ``request`` is opaque; it is compressed on its way in."""
+    """What a client submitted. ``request`` is opaque; it is compressed on its way in.
+
+    ``origin`` is JSON of ``contract.origins``.
+    """
 
     tenant: str
     model: str
@@ -65,6 +68,7 @@ class NewJob:
     queue_deadline_s: float | None = None
     run_timeout_s: float | None = None
     expires_after_s: float | None = None
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,7 @@ class JobRow:
     receipt_hash: str | None
     blob_key: str | None
     bulk_id: str | None = None
+    origin: str | None = None
     result: bytes | None = None
     tensors: list[TensorRef] = field(default_factory=list)
 
@@ -272,6 +277,7 @@ def _render_jobs(new: Sequence[NewJob]) -> list[dict[str, Any]]:
             "deadline_s": job.queue_deadline_s,
             "run_timeout_s": job.run_timeout_s,
             "expires_after_s": job.expires_after_s,
+            "origin": job.origin,
         }
         for job in new
     ]

@@ -13,8 +13,10 @@ from api.pages import parse_limit
 from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
+from api.webhook_targets import check_webhook
 from contract.bulks import BATCH_STATUS, BulkState
 from contract.errors import InvalidRequestError
+from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulks import BulkRow, NewBulk
 from storage.database import Transaction
@@ -36,6 +38,8 @@ class _BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     output_expires_after: _OutputExpiry | None = None
     on_invalid: str = "fail"
+    webhook: str | None = None
+    webhook_events: list[str] | None = None
 
 
 def add_routes(app: web.Application) -> None:
@@ -60,10 +64,12 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
         message = "on_invalid must be fail or skip"
         raise InvalidRequestError(message, param="on_invalid")
     check_plain_text(wanted.input_file_id, "input_file_id")
+    settings = request.app[SETTINGS]
+    check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     expiry = wanted.output_expires_after
     options = BulkOptions(
         on_invalid="skip" if wanted.on_invalid == "skip" else "fail",
-        expires_after_s=request.app[SETTINGS].result_ttl_s or None,
+        expires_after_s=settings.result_ttl_s or None,
         output_expires_after_s=None if expiry is None else float(expiry.seconds),
     )
     key = request_key(request, body)
@@ -74,6 +80,8 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
         source=msgspec.json.encode(BulkSource(file=wanted.input_file_id)),
         options=msgspec.json.encode(options),
         metadata=wanted.metadata or {},
+        webhook_url=wanted.webhook,
+        webhook_events=wanted.webhook_events,
         key=None if key is None else f"batches:{key.key}",
         body_hash=None if key is None else key.body_hash,
         deadline_s=_WINDOW_S,

@@ -39,7 +39,7 @@ async def post_rescore(request: web.Request) -> web.StreamResponse:
         lane=wanted.priority,
         expires_after_s=wanted.expires_after_s or request.app[SETTINGS].result_ttl_s or None,
     )
-    return await add_bulk(request, body, source, options, wanted.metadata)
+    return await add_bulk(request, body, source, options, wanted)
 
 
 async def _find_source(request: web.Request, wanted: RescoreSource) -> BulkSource:
