@@ -7,6 +7,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from storage import access_tables  # noqa: F401  # its tables are in the metadata
 from storage.tables import metadata
 
 _LOCK = 7_360_001  # any constant of our own: PostgreSQL's advisory locks are numbers

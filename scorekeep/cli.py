@@ -13,7 +13,16 @@ from contract.errors import RequestError, ScoreError, SettingsError, Unavailable
 from scorekeep import bulk_commands, commands, webhook_commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
-from scorekeep.launch import API, DOCTOR, MIGRATE, WORKER, LaunchOptions, render_environment
+from scorekeep.key_parser import render_words
+from scorekeep.launch import (
+    API,
+    DOCTOR,
+    KEYS,
+    MIGRATE,
+    WORKER,
+    LaunchOptions,
+    render_environment,
+)
 from scorekeep.parser import create_parser
 from scorekeep.up import up
 
@@ -65,6 +74,10 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return _become((*DOCTOR, *flags), LaunchOptions(data=options.data))
 
 
+def _run_keys(options: argparse.Namespace) -> int:
+    return _become((*KEYS, *render_words(options)), LaunchOptions(data=options.data))
+
+
 _RUNS = {
     "demo": _run_demo,
     "up": _run_up,
@@ -72,6 +85,7 @@ _RUNS = {
     "worker": _run_worker,
     "migrate": _run_migrate,
     "doctor": _run_doctor,
+    "keys": _run_keys,
     **commands.RUNS,
     **webhook_commands.RUNS,
     **bulk_commands.RUNS,

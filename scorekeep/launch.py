@@ -18,6 +18,7 @@ from contract.models import parse_models
 __all__ = [
     "API",
     "DOCTOR",
+    "KEYS",
     "MIGRATE",
     "WORKER",
     "LaunchOptions",
@@ -31,6 +32,7 @@ API = (*_PYTHON, "api")
 WORKER = (*_PYTHON, "worker")
 MIGRATE = (*_PYTHON, "storage.migrating")
 DOCTOR = (*_PYTHON, "storage.doctor")
+KEYS = (*_PYTHON, "storage.key_commands")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
