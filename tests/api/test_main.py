@@ -1,7 +1,6 @@
 """The API process and keys: where it does not listen."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ from contract.errors import SettingsError
 from contract.keys import Scope
 from storage.database import Database
 from storage.keys import add_key
+from tests.services import free_port
 
 
 async def test_it_does_not_listen_elsewhere_without_a_key(
@@ -27,8 +27,8 @@ async def test_it_does_not_listen_elsewhere_without_a_key(
     await check_keys(settings)
 
 
-async def test_a_store_that_is_away_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+async def test_a_store_that_is_away_does_not_keep_it_from_starting() -> None:
     """Nobody has a valid key meanwhile; readiness tells."""
-    url = f"sqlite+aiosqlite:///{tmp_path}/missing/scorekeep.db"
+    url = f"postgresql+asyncpg://nobody@127.0.0.1:{free_port()}/nothing"
 
     await check_keys(Settings(host="0.0.0.0", database_url=url))  # noqa: S104
