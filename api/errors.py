@@ -24,6 +24,8 @@ __all__ = [
 OPENAI_PATHS = frozenset({"/v1/score"})
 _OPENAI_PREFIXES = ("/v1/files", "/v1/batches")
 
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
 _ERROR_RETRY_AFTER_S = 1.0
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
 
@@ -89,6 +91,8 @@ def render_error(request: web.Request, error: Exception, *, request_id: str) -> 
         response.headers["Retry-After"] = retry_header(fault.retry_after_s)
     if not fault.retryable and (fault.status in _RETRIED_BY_CLIENTS or fault.status >= 500):
         response.headers["x-should-retry"] = "false"
+    if fault.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="scorekeep"'
     if isinstance(error, RangeNotSatisfiableError) and error.size_bytes is not None:
         response.headers["Content-Range"] = f"bytes */{error.size_bytes}"
     return response
@@ -170,8 +174,7 @@ def _render_openai(
     _request: web.Request, fault: _Fault, request_id: str
 ) -> tuple[dict[str, Any], str]:
     kind = "invalid_request_error" if fault.status < 500 else "server_error"
-    if fault.status == 429:
-        kind = "rate_limit_error"
+    kind = _OPENAI_TYPES.get(fault.status, kind)
     error: dict[str, Any] = {
         "message": fault.detail,
         "type": kind,

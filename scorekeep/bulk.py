@@ -20,7 +20,7 @@ import msgspec
 from contract.bulks import ENDED_BULKS, Bulk
 from contract.errors import ScoreError, UnavailableError
 from scorekeep.hidden import INDEX_FILE, Index
-from scorekeep.transport import Transport, create_error
+from scorekeep.transport import Transport, create_error, render_authorization
 
 __all__ = ["BulkClient", "count_done"]
 
@@ -65,7 +65,7 @@ class BulkClient:
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         self._transport = Transport(base_url, api_key=api_key, timeout_s=60, max_retries=6)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = render_authorization(api_key)
         self._url = base_url.rstrip("/")
         self._session = aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT)
 

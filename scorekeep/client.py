@@ -61,7 +61,7 @@ class AsyncClient:
     way that a repetition may cure; ``Retry-After`` and ``x-should-retry`` are honoured, and every
     submission and cancellation carries an idempotency key, so that a repetition changes nothing.
     ``timeout_s`` bounds one exchange; how long to wait for a job is each method's own argument.
-    Errors are the classes of ``contract.errors``.
+    Errors are the classes of ``contract.errors``. ``api_key`` None takes ``SCOREKEEP_API_KEY``.
     """
 
     def __init__(

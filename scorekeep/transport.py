@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from contract.config import default_api_key
 from contract.errors import ScoreError, UnavailableError
 
-__all__ = ["Answer", "Transport", "create_error"]
+__all__ = ["Answer", "Transport", "create_error", "render_authorization"]
 
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_RETRY_AFTER_S = 120.0
@@ -62,8 +63,7 @@ class Transport:
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._headers = {"User-Agent": "scorekeep-python"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers |= render_authorization(api_key)
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._session: aiohttp.ClientSession | None = None
@@ -140,6 +140,12 @@ class Transport:
             return _error_of(answer)
         reason = str(cause) or "no answer in time"
         return UnavailableError(f"no answer from {self._base_url}: {reason}")
+
+
+def render_authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header that carries the key: the given one, else ``SCOREKEEP_API_KEY``'s."""
+    key = default_api_key() if api_key is None else api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def create_error(

@@ -18,6 +18,7 @@ from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
 from storage.tables import bulks
+from storage.tenancy import check_owner
 
 __all__ = [
     "BulkRow",
@@ -319,6 +320,7 @@ def _moments_of(state: BulkState) -> list[str]:
 
 
 def _parse(row: Row[Any]) -> BulkRow:
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     return BulkRow(**(values | {"state": BulkState(row.state)}))
 

@@ -25,6 +25,7 @@ from storage.ids import create_id
 from storage.refs import TensorRef, decode_tensors
 from storage.statements import execute, render_hint
 from storage.tables import RARE, jobs
+from storage.tenancy import check_owner
 
 __all__ = [
     "JobRow",
@@ -46,7 +47,7 @@ _OPEN = [state.value for state in JobState if state not in TERMINAL]
 _RARE = TERMINAL - {JobState.SUCCEEDED}
 _PAYLOAD = ("result", "tensors")
 _UNREAD: tuple[str, ...] = ("request", "available_at", "lease_until_at", "hinted_at")
-_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines")
+_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines", "stored_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +233,7 @@ def select_jobs(*, payload: bool) -> Any:  # noqa: ANN401  # a Select of thirty 
 
 def parse_job(row: Row[Any]) -> JobRow:
     """Turn a row of ``select_jobs`` into a ``JobRow``."""
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     values["lane"] = LANES[values["lane"]]
     values["state"] = JobState(values["state"])
