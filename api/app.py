@@ -15,6 +15,7 @@ from api.routes import (
     batches,
     bulks,
     compare,
+    compatible,
     deliveries,
     events,
     files,
@@ -24,7 +25,6 @@ from api.routes import (
     operations,
     rescore,
     results,
-    score,
     vectors,
     webhooks,
 )
@@ -64,7 +64,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
+    routes = (jobs, results, events, compatible, models, health, webhooks, deliveries, operations)
     for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
         resource.add_routes(app)
     return app

@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from contract.jobs import Lane
-from contract.scores import Activation, Truncation
+from contract.scores import Activation, Determinism, Mode, Truncation, TruncationSide
 
 __all__ = ["JobOptions"]
 
@@ -13,15 +13,23 @@ class JobOptions(TypedDict, total=False):
 
     model: str | None
     query: str | list[int] | None
+    queries: list[str] | None
     label_token_ids: list[int | list[int]] | None
     labels: list[str] | None
     apply_softmax: bool
     temperature: float
     item_first: bool
     return_token_logprobs: bool
+    return_label_mass: bool
     return_pooled_hidden_states: bool
     activation: Activation | None
     truncation: Truncation
+    truncation_side: TruncationSide | None
+    max_tokens: int | None
+    max_item_tokens: int | None
+    multi_token: bool
+    mode: Mode
+    determinism: Determinism | None
     webhook: str | None
     webhook_events: list[str] | None
     priority: Lane | None

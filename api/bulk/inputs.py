@@ -158,7 +158,10 @@ def _gather(
     labels = base.label_token_ids
     if labels and isinstance(labels[0], list):
         labels = [(requests[job_id].label_token_ids or labels)[index] for job_id, index in places]
-    return msgspec.structs.replace(base, items=items, label_token_ids=labels)
+    queries = base.queries
+    if queries is not None:
+        queries = [(requests[job_id].queries or queries)[index] for job_id, index in places]
+    return msgspec.structs.replace(base, items=items, label_token_ids=labels, queries=queries)
 
 
 async def _read_job_lines(

@@ -92,9 +92,7 @@ class _Packer:
     def add(self, request: ScoreRequest, count: int, family: bytes) -> Segment:
         """Return which items of which job the request became."""
         tokens = estimate_tokens(request)
-        if not family and (
-            count != 1 or any(isinstance(each, list) for each in request.label_token_ids or ())
-        ):
+        if not family and not _can_share(request, count):
             job_id = create_id("job")
             self._jobs.append(_make_job(job_id, request, count, 1, tokens))
             return Segment(job_id, 0, count)
@@ -121,8 +119,9 @@ class _Packer:
 
 
 def _can_share(request: ScoreRequest, count: int) -> bool:
-    """Whether the item may be one of many: labels of its own, per item, stay with it."""
-    return count == 1 and not any(isinstance(each, list) for each in request.label_token_ids or ())
+    """Whether the item may be one of many; not with labels or a query that are its own."""
+    own = any(isinstance(each, list) for each in request.label_token_ids or ())
+    return count == 1 and not own and request.queries is None
 
 
 def _make_job(job_id: str, request: ScoreRequest, count: int, lines: int, tokens: int) -> ChunkJob:

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
-from api.bulk.endpoints import ENDPOINTS
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
+from api.compatible.endpoints import BATCH_ENDPOINTS
 from api.pages import parse_limit
 from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
@@ -50,8 +50,8 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
     """Start a batch on an uploaded file. Nothing runs before every line was looked at."""
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
     wanted = parse_body(request, body, _BatchRequest)
-    if wanted.endpoint not in ENDPOINTS:
-        message = f"endpoint must be one of {', '.join(ENDPOINTS)}"
+    if wanted.endpoint not in BATCH_ENDPOINTS:
+        message = f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}"
         raise InvalidRequestError(message, param="endpoint")
     if wanted.completion_window != "24h":
         message = "completion_window must be 24h"
