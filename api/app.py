@@ -17,6 +17,7 @@ from api.routes import (
     compare,
     compatible,
     deliveries,
+    documentation,
     events,
     files,
     health,
@@ -65,7 +66,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
     routes = (jobs, results, events, compatible, models, health, webhooks, deliveries, operations)
-    for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
+    for resource in (*routes, files, batches, bulks, rescore, compare, vectors, documentation):
         resource.add_routes(app)
     return app
 

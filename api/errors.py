@@ -1,8 +1,8 @@
 """The one place where an error becomes a status, headers and a body."""
 
 import math
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -12,6 +12,7 @@ from api.compatible.forms import COHERE, OPENAI, TEI
 from api.negotiation import JSON, PROBLEM
 from contract.errors import RangeNotSatisfiableError, ScoreError
 from contract.scores import ItemError, Problem
+from contract.shapes import OpenAIError, OpenAIFault, TeiError
 
 __all__ = [
     "FAMILY",
@@ -184,44 +185,46 @@ def _render_problem(
 
 def _render_openai(
     _request: web.Request, fault: _Fault, request_id: str
-) -> tuple[dict[str, Any], str]:
+) -> tuple[OpenAIError, str]:
+    return OpenAIError(error=_openai_fault(fault, request_id)), JSON
+
+
+def _openai_fault(fault: _Fault, request_id: str) -> OpenAIFault:
     kind = "invalid_request_error" if fault.status < 500 else "server_error"
-    if fault.status == 429:
-        kind = "rate_limit_error"
-    error: dict[str, Any] = {
-        "message": fault.detail,
-        "type": kind,
-        "param": fault.param,
-        "code": fault.code,
-        "request_id": request_id,
-    }
-    if fault.errors:
-        error["errors"] = fault.errors
-    return {"error": error}, JSON
+    return OpenAIFault(
+        message=fault.detail,
+        type="rate_limit_error" if fault.status == 429 else kind,
+        param=fault.param,
+        code=fault.code,
+        request_id=request_id,
+        errors=fault.errors,
+    )
 
 
 def _render_cohere(
-    request: web.Request, fault: _Fault, request_id: str
-) -> tuple[dict[str, Any], str]:
-    """Cohere's ``id`` and ``message`` beside OpenAI's object."""
-    body, content_type = _render_openai(request, fault, request_id)
-    return {"id": request_id, "message": fault.detail, **body}, content_type
-
-
-def _render_tei(
     _request: web.Request, fault: _Fault, request_id: str
-) -> tuple[dict[str, Any], str]:
+) -> tuple[OpenAIError, str]:
+    """Write Cohere's ``id`` and ``message`` beside OpenAI's object."""
+    error = _openai_fault(fault, request_id)
+    return OpenAIError(error=error, id=request_id, message=fault.detail), JSON
+
+
+def _render_tei(_request: web.Request, fault: _Fault, request_id: str) -> tuple[TeiError, str]:
     kind = "Validation" if fault.status < 500 else "Backend"
-    body: dict[str, Any] = {
-        "error": fault.detail,
-        "error_type": _TEI_TYPES.get(fault.status, kind),
-        "code": fault.code,
-        "param": fault.param,
-        "request_id": request_id,
-    }
-    if fault.errors:
-        body["errors"] = fault.errors
+    body = TeiError(
+        error=fault.detail,
+        error_type=_TEI_TYPES.get(fault.status, kind),
+        code=fault.code,
+        param=fault.param,
+        request_id=request_id,
+        errors=fault.errors,
+    )
     return body, JSON
 
 
-_RENDERERS = {OPENAI: _render_openai, COHERE: _render_cohere, TEI: _render_tei}
+_Renderer = Callable[[web.Request, _Fault, str], tuple[msgspec.Struct, str]]
+_RENDERERS: dict[str, _Renderer] = {
+    OPENAI: _render_openai,
+    COHERE: _render_cohere,
+    TEI: _render_tei,
+}

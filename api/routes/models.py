@@ -23,6 +23,7 @@ async def get_models(request: web.Request) -> web.StreamResponse:
         {
             "id": status.name,
             "object": "model",
+            "created": 0,
             "owned_by": "scorekeep",
             "state": status.state,
             "reason": status.reason,

@@ -57,9 +57,7 @@ async def test_hugging_faces_client(served: Service) -> None:
     body = {"model": "tiny", "items": ["I liked it."], "activation": "model"}
     (row,) = (await served.post("/v1/score", body)).json["scores"]
 
-    classes: Any = await asyncio.to_thread(
-        client.text_classification, "I liked it.", top_k=1
-    )
+    classes: Any = await asyncio.to_thread(client.text_classification, "I liked it.", top_k=1)
 
     assert classes[0].score == max(row)
 

@@ -13,9 +13,7 @@ from tests.compatible.conftest import scores_of
     ("left", "right"),
     [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")],
 )
-async def test_one_query_many_documents(
-    served: Service, path: str, left: str, right: str
-) -> None:
+async def test_one_query_many_documents(served: Service, path: str, left: str, right: str) -> None:
     """1:N in each spelling: a row per document, equal to SGLang's route, kept as a job."""
     expected = await scores_of(served, ["a", "b"], "q")
 

@@ -46,7 +46,7 @@ async def test_documents_come_by_relevance(served: Service, path: str) -> None:
 async def test_documents_come_back(
     served: Service, path: str, asked: bool | None, there: bool
 ) -> None:
-    """vLLM and Jina send the documents back, Cohere's v2 does not, unless told otherwise."""
+    """VLLM and Jina send the documents back, Cohere's v2 does not, unless told otherwise."""
     extra = {} if asked is None else {"return_documents": asked}
 
     answer = await served.post(path, {**BODY, "top_n": 1, **extra})
@@ -89,7 +89,7 @@ async def test_what_does_not_fit(served: Service) -> None:
 
 @pytest.mark.parametrize("top_n", [0, 99])
 async def test_top_n_beyond_is_all(served: Service, top_n: int) -> None:
-    """vLLM's 0, and more than there are, mean all."""
+    """VLLM's 0, and more than there are, mean all."""
     answer = await served.post("/rerank", {**BODY, "top_n": top_n})
 
     assert len(answer.json["results"]) == 3
