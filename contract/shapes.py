@@ -56,9 +56,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model as ``GET /v1/models`` lists it; ``reason`` says why it is not ready."""
 
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    object: Literal["model"] = "model"
+    owned_by: str = "scorekeep"
     state: ModelState
     reason: str | None = None
     description: ModelDescription | None = None

@@ -1,11 +1,11 @@
-"""The keyword arguments of a submission: the fields of ``contract.scores.JobRequest``, typed."""
+"""The keyword arguments of the client: fields of ``JobRequest`` and ``RerankRequest``, typed."""
 
 from typing import TypedDict
 
 from contract.jobs import Lane
 from contract.scores import Activation, Determinism, Mode, Truncation, TruncationSide
 
-__all__ = ["JobOptions"]
+__all__ = ["JobOptions", "RerankOptions"]
 
 
 class JobOptions(TypedDict, total=False):
@@ -37,3 +37,15 @@ class JobOptions(TypedDict, total=False):
     queue_deadline_s: float | None
     run_timeout_s: float | None
     expires_after_s: float | None
+
+
+class RerankOptions(TypedDict, total=False):
+    """What may be said of a reranking; docs/http_api.md has a line on each."""
+
+    model: str | None
+    top_n: int | None
+    return_documents: bool | None
+    max_tokens_per_doc: int | None
+    truncation: bool | None
+    user: str | None
+    priority: int | None

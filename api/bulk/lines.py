@@ -13,9 +13,10 @@ from contract.errors import InvalidRequestError, ScoreError, TooLargeError
 from contract.models import ModelStatus, check_request
 from contract.scores import ScoreRequest, parse_json
 
-__all__ = ["InputLine", "LineParser", "check_columns"]
+__all__ = ["LONGEST_ID", "InputLine", "LineParser", "check_columns"]
 
-_LONGEST_ID = 512
+#: The most characters of a line's ``custom_id``.
+LONGEST_ID = 512
 _COLUMNS = frozenset({"item", "query", "id"})
 
 
@@ -225,13 +226,13 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 def _is_id(custom_id: str) -> bool:
     if custom_id.isascii():
-        return 1 <= len(custom_id) <= _LONGEST_ID and "\x00" not in custom_id
+        return 1 <= len(custom_id) <= LONGEST_ID and "\x00" not in custom_id
     return False  # the long way looks for surrogates
 
 
 def _check_id(custom_id: str) -> None:
-    if not 1 <= len(custom_id) <= _LONGEST_ID:
-        message = f"custom_id has 1 to {_LONGEST_ID} characters"
+    if not 1 <= len(custom_id) <= LONGEST_ID:
+        message = f"custom_id has 1 to {LONGEST_ID} characters"
         raise InvalidRequestError(message, param="custom_id")
     if "\x00" in custom_id or any("\ud800" <= each <= "\udfff" for each in custom_id):
         message = "custom_id holds a NUL or an unpaired surrogate"
@@ -245,4 +246,4 @@ def _find_id(raw: bytes | None) -> str | None:
         value = None if found is msgspec.UNSET else msgspec.json.decode(found, type=str)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return None if value is None else value[:_LONGEST_ID]
+    return None if value is None else value[:LONGEST_ID]

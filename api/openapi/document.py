@@ -122,7 +122,7 @@ def _describe(
     }
     if rest.strip():
         told["description"] = " ".join(rest.split())
-    if method == "POST":
+    if method == "POST" and not isinstance(operation.body, str):
         told["parameters"].append(_KEY)
     if operation.body is not None:
         told["requestBody"] = {
@@ -162,14 +162,17 @@ def _describe_errors(types: _Types, path: str, operation: Operation) -> dict[str
     form, media = _FORMS[family_of(path)]
     codes = _codes_by_status()
     schema: Any = types.collect(form)
-    if family_of(path) == "openai" and operation.body is not None and "rerank" in path:
+    if path.endswith("/rerank"):
         schema = {"anyOf": [schema, types.collect(TeiError)]}
+    told = {*_ANYWHERE, *operation.errors}
+    if "{" in path:  # what the path names may not be there, or no more
+        told |= {404, 410}
     return {
         str(status): {
             "description": ", ".join(codes.get(status, [])) or _phrase(status),
             "content": {media: {"schema": schema}},
         }
-        for status in sorted({*_ANYWHERE, *operation.errors} - set(operation.answers))
+        for status in sorted(told - set(operation.answers))
     }
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.bulk.comparing import Comparison
+from api.bulk.exports import ARROW, JSONL, PARQUET
 from api.negotiation import SAFETENSORS
 from api.pages import MAX_PAGE
 from api.routes.batches import BatchRequest
@@ -27,7 +28,6 @@ __all__ = ["OPERATIONS", "PATH_PATTERNS", "Operation", "Parameter"]
 #: Media that are not JSON, by the name an operation uses for them.
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
-JSONL = "application/x-ndjson"
 TEXT = "text/plain"
 HTML = "text/html"
 
@@ -222,7 +222,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Classify, as TEI does.",
     ),
     ("GET", "/v1/models"): Operation("service", {200: shapes.ModelList}),
-    ("GET", "/v1/limits"): Operation("service", {200: dict[str, float | str]}),
+    ("GET", "/v1/models/{id}"): Operation("service", {200: shapes.Model}, errors=(404,)),
+    ("GET", "/v1/limits"): Operation("service", {200: dict[str, float]}),
     ("GET", "/healthz"): Operation("service", {200: shapes.Health}),
     ("GET", "/readyz"): Operation("service", {200: shapes.Readiness, 503: shapes.Readiness}),
     ("GET", "/metrics"): Operation("service", {200: TEXT}),
@@ -316,7 +317,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/bulks/{id}"): Operation("bulks", {200: Bulk}, errors=(404,)),
     ("GET", "/v1/bulks/{id}/results"): Operation(
         "bulks",
-        {200: JSONL},
+        {200: (JSONL, PARQUET, ARROW)},
         parameters=(Parameter("after", _NUMBER, "The last line seen."),),
         errors=(404, 406, 409, 422),
     ),

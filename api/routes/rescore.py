@@ -14,9 +14,10 @@ from contract.jobs import JobState
 from contract.scores import ScoreRequest
 from storage import bulks, jobs
 
-__all__ = ["add_routes"]
+__all__ = ["FILTERED_JOBS", "add_routes"]
 
-_FILTERED_JOBS = 10_000
+#: The most jobs that a filter may find.
+FILTERED_JOBS = 10_000
 _FIXED = frozenset({"items", "query", "model", "return_pooled_hidden_states"})
 
 
@@ -101,9 +102,9 @@ async def _from_filter(request: web.Request, wanted: dict[str, str]) -> BulkSour
             state=state,
             model=wanted.get("model"),
             metadata=metadata,
-            limit=_FILTERED_JOBS + 1,
+            limit=FILTERED_JOBS + 1,
         )
-    if len(rows) > _FILTERED_JOBS:
-        message = f"the filter finds more than {_FILTERED_JOBS} jobs; narrow it"
+    if len(rows) > FILTERED_JOBS:
+        message = f"the filter finds more than {FILTERED_JOBS} jobs; narrow it"
         raise InvalidRequestError(message, param="filter")
     return BulkSource(jobs=[row.id for row in reversed(rows) if row.bulk_id is None])
