@@ -17,7 +17,9 @@ from api.routes import (
     batches,
     bulks,
     compare,
+    compatible,
     deliveries,
+    documentation,
     events,
     files,
     health,
@@ -26,7 +28,6 @@ from api.routes import (
     operations,
     rescore,
     results,
-    score,
     vectors,
     webhooks,
 )
@@ -70,8 +71,8 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
-    for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
+    routes = (jobs, results, events, compatible, models, health, webhooks, deliveries, operations)
+    for resource in (*routes, files, batches, bulks, rescore, compare, vectors, documentation):
         resource.add_routes(app)
     return app
 

@@ -23,6 +23,7 @@ __all__ = [
     "ScoringPath",
     "check_request",
     "parse_models",
+    "settle_activation",
 ]
 
 
@@ -132,6 +133,20 @@ def check_request(request: ScoreRequest, model: ModelDescription) -> list[str]:
     return _check_classification(request, model)
 
 
+def settle_activation(request: ScoreRequest, model: ModelDescription) -> ScoreRequest:
+    """Return the request with activation ``model`` resolved for a causal model.
+
+    Softmax over the labels; of one label it would be the constant 1.0, so that one keeps its
+    probability. Classifiers resolve theirs where logits become scores.
+    """
+    if model.path is not ScoringPath.CAUSAL or request.activation is not Activation.MODEL:
+        return request
+    ids = request.label_token_ids or []
+    nested = [len(entry) for entry in ids if isinstance(entry, list)]
+    count = min(nested, default=len(request.labels or ids))
+    return msgspec.structs.replace(request, activation=None, apply_softmax=count > 1)
+
+
 class _Registry(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, ModelConfig] = {}
 
@@ -170,8 +185,8 @@ def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
     if request.label_token_ids is None and request.labels is None and not model.labels:
         message = f"{model.name} is a causal model: give label_token_ids or labels to be scored"
         raise InvalidRequestError(message, param="label_token_ids")
-    if request.activation is not None:
-        message = "activation is for classification models; use apply_softmax"
+    if request.activation not in {None, Activation.MODEL}:
+        message = "activation is for classification models, but for model; use apply_softmax"
         raise InvalidRequestError(message, param="activation")
     for index, entry in enumerate(request.label_token_ids or []):
         nested = entry if isinstance(entry, list) else [entry]

@@ -34,7 +34,10 @@ def gather_items(places: Sequence[Place], requests: Mapping[str, ScoreRequest]) 
     labels = base.label_token_ids
     if labels and isinstance(labels[0], list):
         labels = [(requests[job_id].label_token_ids or labels)[index] for job_id, index in places]
-    return msgspec.structs.replace(base, items=items, label_token_ids=labels)
+    queries = base.queries
+    if queries is not None:
+        queries = [(requests[job_id].queries or queries)[index] for job_id, index in places]
+    return msgspec.structs.replace(base, items=items, label_token_ids=labels, queries=queries)
 
 
 def hash_input(request: ScoreRequest) -> str:

@@ -5,9 +5,9 @@ from typing import Any, Self
 
 import msgspec
 
-from api.bulk.endpoints import ENDPOINTS
 from api.bulk.families import Family, hash_input
 from api.catalog import choose_model
+from api.compatible.endpoints import BATCH_ENDPOINTS, parse_line
 from contract.bulks import LineError
 from contract.errors import InvalidRequestError, ScoreError, TooLargeError
 from contract.models import ModelStatus, check_request
@@ -209,12 +209,12 @@ class LineParser:
         if line.method != "POST":
             message = f"method must be POST, not {line.method[:20]!r}"
             raise InvalidRequestError(message, param="method")
-        if (endpoint is not None and line.url != endpoint) or line.url not in ENDPOINTS:
-            wanted = endpoint or ", ".join(ENDPOINTS)
+        if (endpoint is not None and line.url != endpoint) or line.url not in BATCH_ENDPOINTS:
+            wanted = endpoint or ", ".join(BATCH_ENDPOINTS)
             message = f"url must be {wanted}, not {line.url[:100]!r}"
             raise InvalidRequestError(message, param="url")
-        request, form = ENDPOINTS[line.url].parse(bytes(line.body))
-        return line.custom_id, request, form
+        parsed = parse_line(line.url, bytes(line.body))
+        return line.custom_id, parsed.request, parsed.form
 
 
 def _find_id(raw: bytes | None) -> str | None:

@@ -129,5 +129,6 @@ def make_job(
 
 
 def _can_share(request: ScoreRequest, count: int) -> bool:
-    """Whether the item may be one of many: labels of its own, per item, stay with it."""
-    return count == 1 and not any(isinstance(each, list) for each in request.label_token_ids or ())
+    """Whether the item may be one of many; not with labels or a query that are its own."""
+    own = any(isinstance(each, list) for each in request.label_token_ids or ())
+    return count == 1 and not own and request.queries is None

@@ -54,7 +54,7 @@ async def post_job(request: web.Request) -> web.StreamResponse:
         request,
         row,
         status=200 if ended else 202,
-        headers={**headers, **applied(preferences, waited=ended)},
+        headers={**headers, **applied(request, preferences, waited=ended)},
     )
 
 

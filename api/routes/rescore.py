@@ -12,9 +12,10 @@ from contract.errors import ConflictError, InvalidRequestError
 from contract.jobs import JobState
 from storage import bulks, jobs
 
-__all__ = ["add_routes"]
+__all__ = ["FILTERED_JOBS", "add_routes"]
 
-_FILTERED_JOBS = 10_000
+#: The most jobs that a filter may find.
+FILTERED_JOBS = 10_000
 _HIDDEN = "return_pooled_hidden_states"
 
 
@@ -96,9 +97,9 @@ async def _from_filter(request: web.Request, wanted: dict[str, str]) -> BulkSour
             state=state,
             model=wanted.get("model"),
             metadata=metadata,
-            limit=_FILTERED_JOBS + 1,
+            limit=FILTERED_JOBS + 1,
         )
-    if len(rows) > _FILTERED_JOBS:
-        message = f"the filter finds more than {_FILTERED_JOBS} jobs; narrow it"
+    if len(rows) > FILTERED_JOBS:
+        message = f"the filter finds more than {FILTERED_JOBS} jobs; narrow it"
         raise InvalidRequestError(message, param="source.filter")
     return BulkSource(jobs=[row.id for row in reversed(rows) if row.bulk_id is None])

@@ -14,8 +14,15 @@ import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError
-from contract.models import ModelConfig, ModelDescription, ScoringPath, check_request
-from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts
+from contract.models import (
+    ModelConfig,
+    ModelDescription,
+    ScoringPath,
+    check_request,
+    settle_activation,
+)
+from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts, Truncation
+from worker.engine.pairing import prepare_each_query
 from worker.engine.results import choose_activation, finish_job
 from worker.engine.seam import (
     Budget,
@@ -68,8 +75,11 @@ class DeterministicScorer:
 
     def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """See ``Scorer``; a label text's id is a hash of it."""
+        if request.queries is not None:
+            return prepare_each_query(request, self.prepare, within_s=within_s)
         model = self._description
         warnings = check_request(request, model)
+        request = settle_activation(request, model)
         causal = model.path is ScoringPath.CAUSAL
         names: list[Any] = [*model.labels]
         if causal:
@@ -116,22 +126,24 @@ class DeterministicScorer:
     def _prepare_item(
         self, request: ScoreRequest, index: int, item: object, labels: tuple[int, ...]
     ) -> PreparedItem:
-        ids = _join(request, item)
-        limit = self._description.max_tokens
+        given = len(_join(request, item))
+        limit = min(
+            self._description.max_tokens, request.max_tokens or self._description.max_tokens
+        )
+        ids = _join(request, _cut(request, item, given - limit))
         if len(ids) > limit:
             problem = ItemError(
                 index, InputTooLongError.code, f"{len(ids)} tokens; the model's limit is {limit}"
             )
-            return PreparedItem(index, TokenCounts(len(ids), 0, 0), error=problem, labels=labels)
+            return PreparedItem(index, TokenCounts(given, 0, 0), error=problem, labels=labels)
         sequence = Sequence(
             ids=ids,
             cost_tokens=max(1, len(ids)),
             labels=np.array(labels, np.int32) if labels else None,
             wants_hidden=request.return_pooled_hidden_states,
         )
-        return PreparedItem(
-            index, TokenCounts(len(ids), len(ids), 0), sequence=sequence, labels=labels
-        )
+        tokens = TokenCounts(given, len(ids), given - len(ids))
+        return PreparedItem(index, tokens, sequence=sequence, labels=labels)
 
 
 def _fingerprint(name: str, config: ModelConfig) -> str:
@@ -147,6 +159,16 @@ def _join(request: ScoreRequest, item: object) -> Ids:
     given = request.query if isinstance(request.query, list) else []
     own = item if isinstance(item, list) else []
     return np.array([*own, *given] if request.item_first else [*given, *own], np.int32)
+
+
+def _cut(request: ScoreRequest, item: object, excess: int) -> object:
+    """Return the item without its last tokens, where the request has it cut."""
+    data: Any = item.encode() if isinstance(item, str) else item
+    keep = min(len(data), request.max_item_tokens or len(data))
+    if request.truncation is Truncation.ITEM:
+        keep = min(keep, len(data) - excess)
+    kept = data[: max(0, keep)]
+    return kept.decode(errors="ignore") if isinstance(item, str) else kept
 
 
 def _pick_labels(names: list[Any], index: int) -> tuple[int, ...]:

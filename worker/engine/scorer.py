@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError, InvalidRequestError
-from contract.models import ModelDescription, ScoringPath, check_request
+from contract.models import ModelDescription, ScoringPath, check_request, settle_activation
 from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts
 from worker.engine.canary import Canary
 from worker.engine.labels import LabelReader, name_labels
 from worker.engine.network import Network
+from worker.engine.pairing import prepare_each_query
 from worker.engine.prompts import Encoded, Head, Prompter, check_input_ids
 from worker.engine.receipt import make_receipt
 from worker.engine.results import finish_job
@@ -60,10 +61,13 @@ class ModelScorer:
 
     def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """Tokenise and check ``request``, some items at a time; see ``Scorer``."""
+        if request.queries is not None:
+            return prepare_each_query(request, self.prepare, within_s=within_s)
         budget = Budget(within_s)
         model = self._description
         request = self._fill_in(request)
         warnings = [*check_request(request, model), *self._warn(request)]
+        request = settle_activation(request, model)
         if request.activation == Activation.MODEL and model.default_activation is None:
             message = f"{model.name}'s config names an activation that is not known; name one"
             raise InvalidRequestError(message, param="activation")
@@ -139,7 +143,7 @@ class ModelScorer:
         self, request: ScoreRequest, index: int, encoded: Encoded | int, asked: "_Asked"
     ) -> PreparedItem:
         if isinstance(encoded, int):
-            refused = self.prompter.refuse(encoded)
+            refused = self.prompter.refuse(encoded, request)
             problem = ItemError(index, refused.code, refused.message)
             return PreparedItem(
                 index, TokenCounts(encoded, 0, 0), error=problem, labels=asked.labels
@@ -148,7 +152,7 @@ class ModelScorer:
         labels = asked.labels
         try:
             self._check_ids(encoded.ids, asked.context, index)
-            encoded, tokens = self.prompter.truncate(encoded, request.truncation)
+            encoded, tokens = self.prompter.truncate(encoded, request)
         except (InvalidRequestError, InputTooLongError) as error:
             problem = ItemError(index, error.code, error.message)
             return PreparedItem(index, TokenCounts(given, 0, 0), error=problem, labels=labels)
