@@ -5,6 +5,7 @@ submission when the model is loaded somewhere, the worker always.
 """
 
 import tomllib
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from contract.errors import InvalidRequestError, SettingsError
-from contract.scores import Activation, Mode, ScoreRequest, Truncation
+from contract.scores import Activation, Determinism, Mode, ScoreRequest, Truncation
 
 __all__ = [
     "CANARY_DRIFT",
@@ -22,6 +23,7 @@ __all__ = [
     "ModelStatus",
     "ScoringPath",
     "check_request",
+    "list_refusals",
     "parse_models",
     "settle_activation",
 ]
@@ -66,6 +68,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     adapter: str | None = None
     quantization: str | None = None
     device_map: str | None = None
+    tp_plan: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -145,6 +148,39 @@ def settle_activation(request: ScoreRequest, model: ModelDescription) -> ScoreRe
     nested = [len(entry) for entry in ids if isinstance(entry, list)]
     count = min(nested, default=len(request.labels or ids))
     return msgspec.structs.replace(request, activation=None, apply_softmax=count > 1)
+
+
+#: what a request may ask for beside items, as the smallest request that asks for it
+_WISHES: dict[str, ScoreRequest] = {
+    "label_token_ids": ScoreRequest(items=["x"], label_token_ids=[0]),
+    "multi_token": ScoreRequest(items=["x"], labels=["x"], multi_token=True),
+    "loglikelihood": ScoreRequest(query="x", items=["x"], mode=Mode.LOGLIKELIHOOD),
+    "return_token_logprobs": ScoreRequest(
+        items=["x"], label_token_ids=[0], return_token_logprobs=True
+    ),
+    "activation": ScoreRequest(items=["x"], label_token_ids=[0], activation=Activation.SIGMOID),
+    "apply_softmax": ScoreRequest(items=["x"], label_token_ids=[0], apply_softmax=True),
+    "item_first": ScoreRequest(items=["x"], label_token_ids=[0], item_first=True),
+    "determinism": ScoreRequest(items=["x"], label_token_ids=[0], determinism=Determinism.STRICT),
+}
+
+
+def list_refusals(check: Callable[[ScoreRequest], list[str]]) -> dict[str, str]:
+    """Return why each thing that a request may ask for is refused or ignored, by its name.
+
+    ``check`` raises or warns as it would for a request: found out by asking, not listed twice.
+    """
+    found: dict[str, str] = {}
+    for name, wish in _WISHES.items():
+        try:
+            warnings = check(wish)
+        except InvalidRequestError as error:
+            found[name] = error.message
+        else:
+            ignored = [text for text in warnings if name in text.split()]
+            if ignored:
+                found[name] = ignored[0]
+    return found
 
 
 class _Registry(msgspec.Struct, forbid_unknown_fields=True):

@@ -29,9 +29,9 @@ from worker.engine.seam import (
     Reading,
     Sequence,
 )
-from worker.engine.templates import Rendered
+from worker.engine.templates import Rendered, Template
 
-__all__ = ["ModelScorer"]
+__all__ = ["ModelScorer", "check_template"]
 
 
 class ModelScorer:
@@ -66,7 +66,10 @@ class ModelScorer:
         budget = Budget(within_s)
         model = self._description
         request = self._fill_in(request)
-        warnings = [*check_request(request, model), *self._warn(request)]
+        warnings = [
+            *check_request(request, model),
+            *check_template(request, self.prompter.template),
+        ]
         request = settle_activation(request, model)
         if request.activation == Activation.MODEL and model.default_activation is None:
             message = f"{model.name}'s config names an activation that is not known; name one"
@@ -107,19 +110,6 @@ class ModelScorer:
         if causal and absent and self._description.labels:
             return msgspec.structs.replace(request, labels=self._description.labels)
         return request
-
-    def _warn(self, request: ScoreRequest) -> list[str]:
-        if self.prompter.template is None:
-            return []
-        if request.item_first:
-            message = "item_first has no effect: the model's template places query and item"
-            raise InvalidRequestError(message, param="item_first")
-        if request.mode == Mode.LOGLIKELIHOOD:
-            message = "mode loglikelihood reads bare items: serve the model without a template"
-            raise InvalidRequestError(message, param="mode")
-        if any(isinstance(item, list) for item in request.item_list):
-            return ["token ids are used as they are: the model's template is for text"]
-        return []
 
     def _start_asking(self, request: ScoreRequest, budget: Budget) -> "_Asking":
         """Read of the whole request what decides what is read of its items."""
@@ -187,6 +177,21 @@ class ModelScorer:
         if largest >= self._width:
             message = f"token id {largest} is outside the model's {self._width} input embeddings"
             raise InvalidRequestError(message, param=f"items[{index}]")
+
+
+def check_template(request: ScoreRequest, template: Template | None) -> list[str]:
+    """Raise ``InvalidRequestError`` for what a template leaves no room for; return the warnings."""
+    if template is None:
+        return []
+    if request.item_first:
+        message = "item_first has no effect: the model's template places query and item"
+        raise InvalidRequestError(message, param="item_first")
+    if request.mode == Mode.LOGLIKELIHOOD:
+        message = "mode loglikelihood reads bare items: serve the model without a template"
+        raise InvalidRequestError(message, param="mode")
+    if any(isinstance(item, list) for item in request.item_list):
+        return ["token ids are used as they are: the model's template is for text"]
+    return []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
