@@ -15,6 +15,7 @@ from api.routes import (
     batches,
     bulks,
     compare,
+    dashboard,
     deliveries,
     events,
     files,
@@ -22,6 +23,7 @@ from api.routes import (
     jobs,
     models,
     operations,
+    overview,
     rescore,
     results,
     score,
@@ -64,8 +66,9 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
-    for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
+    ours = [jobs, results, events, score, models, health, webhooks, deliveries, operations]
+    ours += [files, batches, bulks, rescore, compare, vectors, overview, dashboard]
+    for resource in ours:
         resource.add_routes(app)
     return app
 

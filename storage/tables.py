@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
+    "UNFULFILLED",
     "blobs",
     "bulk_chunks",
     "bulk_events",
@@ -38,6 +39,7 @@ __all__ = [
     "receivers",
     "score_cache",
     "tenants",
+    "throughput",
     "webhook_endpoints",
     "workers",
 ]
@@ -58,6 +60,9 @@ _Json = JSON().with_variant(JSONB, "postgresql")
 def _partial(name: str, *columns: str, where: str) -> Index:
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
+
+#: Ends other than success. A query that says it in these words may use the index of these rows.
+UNFULFILLED = "state IN ('cancelled', 'expired', 'failed', 'partial')"
 
 jobs = Table(
     "jobs",
@@ -125,6 +130,8 @@ jobs = Table(
         "ix_jobs_expires", "expires_at", where="expires_at IS NOT NULL AND deleted_at IS NULL"
     ),
     _partial("ix_jobs_bulk", "bulk_id", "id", where="bulk_id IS NOT NULL"),
+    # A state that few jobs have is found without a walk over all the others.
+    _partial("ix_jobs_unfulfilled", "tenant", "state", "id", where=UNFULFILLED),
     _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
     _partial(
         "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"
@@ -161,13 +168,11 @@ deliveries = Table(
     Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
     Column("job_id", Text),
     Column("tenant", Text, nullable=False),
-    Column(
-        "endpoint_id", Text, nullable=False, server_default=text("''")
-    ),  # empty: the job's own URL
+    # empty: the job's own URL
+    Column("endpoint_id", Text, nullable=False, server_default=text("''")),
     Column("url", Text, nullable=False),
-    Column(
-        "receiver", Text, nullable=False, server_default=text("''")
-    ),  # tenant and origin of the URL
+    # tenant and origin of the URL
+    Column("receiver", Text, nullable=False, server_default=text("''")),
     Column("state", Text, nullable=False),  # pending, delivered, dead
     Column("attempt", Integer, nullable=False),  # the fencing number
     Column("failures", Integer, nullable=False, server_default=text("0")),  # steps up the ladder
@@ -182,6 +187,7 @@ deliveries = Table(
     _partial("ix_deliveries_endpoint", "endpoint_id", "id", where="endpoint_id <> ''"),
     # The claim's index: a loose scan of it finds the receivers, and of each what is due first.
     _partial("ix_deliveries_pending", "receiver", "due_at", where="state = 'pending'"),
+    _partial("ix_deliveries_dead", "id", where="state = 'dead'"),  # they are counted
 )
 
 #: Receivers whose last attempts failed, and until when they are left alone; the others have no row.
@@ -216,12 +222,7 @@ webhook_endpoints = Table(
 delivery_attempts = Table(
     "delivery_attempts",
     metadata,
-    Column(
-        "delivery_id",
-        Text,
-        ForeignKey("deliveries.id", ondelete="CASCADE"),
-        primary_key=True,
-    ),
+    Column("delivery_id", Text, ForeignKey("deliveries.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("created_at", Float(53), nullable=False),
     Column("status", Integer),
@@ -270,6 +271,18 @@ workers = Table(
     Column("models", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("heartbeat_at", Float(53), nullable=False),
+    Column("memory_bytes", BigInteger),
+    Column("device_memory_bytes", BigInteger),
+    Column("device_memory_total_bytes", BigInteger),
+)
+
+#: What was done in each ten seconds of the last hour.
+throughput = Table(
+    "throughput",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
 )
 
 counters = Table(

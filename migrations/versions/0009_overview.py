@@ -1,0 +1,50 @@
+"""What the overview shows: workers' memory, throughput of the last hour; indexes of rare states.
+
+Revision 0009, after 0004. Works with the code before it: new columns may be null, nothing is moved.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+_MEMORY = ("memory_bytes", "device_memory_bytes", "device_memory_total_bytes")
+_DEAD = sa.text("state = 'dead'")
+_UNFULFILLED = sa.text("state IN ('cancelled', 'expired', 'failed', 'partial')")
+
+
+def upgrade() -> None:
+    for name in _MEMORY:
+        op.add_column("workers", sa.Column(name, sa.BigInteger(), nullable=True))
+    op.create_table(
+        "throughput",
+        sa.Column("slot", sa.Integer(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.Float(precision=53), nullable=False),
+        sa.PrimaryKeyConstraint("slot", "name", name=op.f("pk_throughput")),
+    )
+    op.create_index(
+        "ix_jobs_unfulfilled",
+        "jobs",
+        ["tenant", "state", "id"],
+        sqlite_where=_UNFULFILLED,
+        postgresql_where=_UNFULFILLED,
+    )
+    op.create_index(
+        "ix_deliveries_dead",
+        "deliveries",
+        ["id"],
+        sqlite_where=_DEAD,
+        postgresql_where=_DEAD,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_deliveries_dead", "deliveries")
+    op.drop_index("ix_jobs_unfulfilled", "jobs")
+    op.drop_table("throughput")
+    for name in _MEMORY:
+        op.drop_column("workers", name)
