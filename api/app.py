@@ -18,6 +18,7 @@ from api.routes import (
     bulks,
     compare,
     compatible,
+    dashboard,
     deliveries,
     documentation,
     events,
@@ -26,6 +27,7 @@ from api.routes import (
     jobs,
     models,
     operations,
+    overview,
     rescore,
     results,
     vectors,
@@ -71,8 +73,9 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    routes = (jobs, results, events, compatible, models, health, webhooks, deliveries, operations)
-    for resource in (*routes, files, batches, bulks, rescore, compare, vectors, documentation):
+    ours = [jobs, results, events, compatible, models, health, webhooks, deliveries, operations]
+    ours += [files, batches, bulks, rescore, compare, vectors, documentation, overview, dashboard]
+    for resource in ours:
         resource.add_routes(app)
     return app
 

@@ -227,6 +227,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: Lane
     counts: JobCounts
     attempt: int
+    bulk: str | None = None
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None

@@ -31,6 +31,7 @@ __all__ = [
     "JobRow",
     "NewJob",
     "QueueDepth",
+    "RunningJobs",
     "add_jobs",
     "finished_among",
     "get_job",
@@ -38,6 +39,7 @@ __all__ = [
     "parse_job",
     "queue_depth",
     "read_request",
+    "running_jobs",
     "select_jobs",
 ]
 
@@ -128,6 +130,16 @@ class QueueDepth:
     oldest_age_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunningJobs:
+    """What one worker has in its hands of one model and lane."""
+
+    worker: str
+    model: str
+    lane: Lane
+    count: int
+
+
 async def add_jobs(tx: Transaction, new: Sequence[NewJob]) -> list[JobRow]:
     """Insert ``new`` as queued, in order; return their rows."""
     if not new:
@@ -163,6 +175,7 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
     *,
     state: JobState | None = None,
     model: str | None = None,
+    bulk_id: str | None = None,
     error_code: str | None = None,
     metadata: Mapping[str, str] | None = None,
     after: str | None = None,
@@ -179,6 +192,8 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
             query = query.where(text(RARE))
     if model is not None:
         query = query.where(jobs.c.model == model)
+    if bulk_id is not None:
+        query = query.where(jobs.c.bulk_id == bulk_id)
     if error_code is not None:
         # Stored by msgspec with the code first: no cast to JSON, which SQLite and PostgreSQL spell
         # in different ways.
@@ -225,6 +240,12 @@ async def queue_depth(tx: Transaction) -> list[QueueDepth]:
     ]
 
 
+async def running_jobs(tx: Transaction) -> list[RunningJobs]:
+    """Return what runs, by worker, model and lane; reads only what workers hold."""
+    result = await execute(tx, _RUNNING, {})
+    return [RunningJobs(row.worker, row.model, LANES[row.lane], row.held) for row in result]
+
+
 def select_jobs(*, payload: bool) -> Any:  # noqa: ANN401  # a Select of thirty columns
     """Select the columns of ``JobRow``; ``payload`` adds the result and the tensors."""
     skipped = _UNREAD if payload else _UNREAD + _PAYLOAD
@@ -260,6 +281,12 @@ _DEPTH = """
 SELECT model, lane, count(*) AS waiting, sum(estimated_tokens) AS tokens,
        {now} - min(created_at) AS age
 FROM jobs WHERE state = 'queued' GROUP BY model, lane ORDER BY model, lane
+"""
+
+
+_RUNNING = """
+SELECT worker, model, lane, count(*) AS held
+FROM jobs WHERE state = 'running' GROUP BY worker, model, lane ORDER BY worker, model, lane
 """
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "receivers",
     "score_cache",
     "tenants",
+    "throughput",
     "webhook_endpoints",
     "workers",
 ]
@@ -202,13 +203,11 @@ deliveries = Table(
     Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
     Column("job_id", Text),
     Column("tenant", Text, nullable=False),
-    Column(
-        "endpoint_id", Text, nullable=False, server_default=text("''")
-    ),  # empty: the job's own URL
+    # empty: the job's own URL
+    Column("endpoint_id", Text, nullable=False, server_default=text("''")),
     Column("url", Text, nullable=False),
-    Column(
-        "receiver", Text, nullable=False, server_default=text("''")
-    ),  # tenant and origin of the URL
+    # tenant and origin of the URL
+    Column("receiver", Text, nullable=False, server_default=text("''")),
     Column("state", Text, nullable=False),  # pending, delivered, dead
     Column("attempt", Integer, nullable=False),  # the fencing number
     Column("failures", Integer, nullable=False, server_default=text("0")),  # steps up the ladder
@@ -229,6 +228,7 @@ deliveries = Table(
         "receiver",
         where="state = 'pending' AND worker IS NOT NULL",
     ),
+    _partial("ix_deliveries_dead", "id", where="state = 'dead'"),  # they are counted
 )
 
 #: Receivers whose last attempts failed, and until when they are left alone; the others have no row.
@@ -263,12 +263,7 @@ webhook_endpoints = Table(
 delivery_attempts = Table(
     "delivery_attempts",
     metadata,
-    Column(
-        "delivery_id",
-        Text,
-        ForeignKey("deliveries.id", ondelete="CASCADE"),
-        primary_key=True,
-    ),
+    Column("delivery_id", Text, ForeignKey("deliveries.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("created_at", Float(53), nullable=False),
     Column("status", Integer),
@@ -317,6 +312,18 @@ workers = Table(
     Column("models", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("heartbeat_at", Float(53), nullable=False),
+    Column("memory_bytes", BigInteger),
+    Column("device_memory_bytes", BigInteger),
+    Column("device_memory_total_bytes", BigInteger),
+)
+
+#: What was done in each ten seconds of the last hour.
+throughput = Table(
+    "throughput",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
 )
 
 counters = Table(
