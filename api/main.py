@@ -10,6 +10,7 @@ from aiohttp import web
 
 from api.app import create_app, create_runner
 from contract.config import Settings
+from contract.garbage import settle_garbage
 from contract.models import ModelConfig
 
 __all__ = ["run", "serve"]
@@ -20,6 +21,7 @@ _BACKLOG = 1024
 
 def run(settings: Settings, models: Mapping[str, ModelConfig]) -> None:
     """Serve on uvloop until SIGTERM or SIGINT."""
+    settle_garbage()
     uvloop.run(serve(settings, models))
 
 
