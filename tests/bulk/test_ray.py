@@ -21,8 +21,6 @@ LINES: list[dict[str, Any]] = [
     {"custom_id": "bad", "item": "x", "temperature": 2.0},
 ]
 
-pytest_plugins = ["tests.bulk.conftest"]
-
 
 def to_table(lines: list[dict[str, Any]]) -> Any:
     """Return the lines as Ray reads JSONL: what a line lacks is null."""
