@@ -11,6 +11,7 @@ from aiohttp import web
 from api.app import create_app, create_runner
 from contract.config import Settings, is_loopback
 from contract.errors import SettingsError, StoreUnavailableError
+from contract.garbage import settle_garbage
 from contract.models import ModelConfig
 from storage.database import Database
 from storage.keys import has_valid_key
@@ -23,6 +24,7 @@ _BACKLOG = 1024
 
 def run(settings: Settings, models: Mapping[str, ModelConfig]) -> None:
     """Serve on uvloop until SIGTERM or SIGINT."""
+    settle_garbage()
     uvloop.run(serve(settings, models))
 
 

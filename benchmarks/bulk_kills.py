@@ -1,13 +1,15 @@
-"""A bulk whose workers are killed, one a second, until it has ended: each row once.
+"""A bulk whose workers are killed after a second each, until it has ended: each row once.
 
 ``python -m benchmarks.bulk_kills --rows 200000 --workers 3`` starts PostgreSQL, Redis, an API and
-the workers, kills the oldest worker that serves with SIGKILL every second, and starts another. Then
-every line of the results is held against a run without kills, and every job's events are counted.
+the workers, kills every worker with SIGKILL a second after it began to serve, and starts another.
+Then every line of the results is held against a run without kills, and every job's events are
+counted.
 """
 
 import argparse
 import asyncio
 import collections
+import math
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ _QUICK = {
     "SCOREKEEP_SWEEP_S": "0.5",
 }
 _POLL_S = 0.05
+_LIVES_S = 1.0
 
 
 class _Line(msgspec.Struct):
@@ -58,22 +61,19 @@ async def _query(server: Postgres, statement: str) -> list[asyncpg.Record]:
 async def _run_and_kill(
     stack: Stack, server: Postgres, bulks: BulkClient, path: Path, workers: int
 ) -> tuple[Bulk, int]:
-    running = [await stack.start_worker() for _ in range(workers)]
+    running = {(await stack.start_worker()) for _ in range(workers)}
     bulk = await bulks.submit(path, {"model": "m", "cache": "off"})
-    kills, due = 0, time.monotonic() + 1
+    kills, since = 0, dict[int, float]()
     while bulk.state not in ENDED_BULKS:
         await asyncio.sleep(_POLL_S)
         bulk = await bulks.get(bulk.id)
-        if time.monotonic() < due:
-            continue
-        due = time.monotonic() + 1
-        serving = await _pids(server)
-        chosen = next((worker for worker in running if worker.pid in serving), None)
-        if chosen is not None:
-            running.remove(chosen)
-            await stack.kill(chosen)
+        for pid in await _pids(server):
+            since.setdefault(pid, time.monotonic())
+        due = [w for w in running if time.monotonic() - since.get(w.pid, math.inf) >= _LIVES_S]
+        for worker in due:
+            await stack.kill(worker)
             kills += 1
-            running.append(await stack.start_worker())
+            running = running - {worker} | {await stack.start_worker()}
     return bulk, kills
 
 

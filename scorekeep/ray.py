@@ -133,7 +133,7 @@ class _Line:
         made = []
         for index in range(len(rows) or len(errors)):
             error = failed.get(index)
-            row = base | {"item": index}
+            row: dict[str, Any] = base | {"item": index}
             if error is not None:
                 row |= {"error_code": error.code, "error_message": error.message}
             else:

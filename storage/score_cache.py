@@ -42,8 +42,9 @@ async def find_cached(
         rows = pack({"key": key} for key in wanted[start : start + _KEYS_A_STATEMENT])
         parameters = {"rows": rows, "tenant": tenant, "hidden": int(hidden)}
         for row in await execute(tx, _FIND, parameters):
-            key, job_id, first_item, item_count, has_hidden = row
-            found[key] = CacheEntry(key, job_id, first_item, item_count, bool(has_hidden))
+            found[row.key] = CacheEntry(
+                row.key, row.job_id, row.first_item, row.item_count, bool(row.has_hidden)
+            )
     return found
 
 

@@ -6,8 +6,10 @@ Reads a page of chunks at a time: memory does not grow with the bulk.
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from api.numbers import decode_floats, finite_row, rows_of
 from api.rendering import find_tensor, parse_result, recorded_error
@@ -28,18 +30,17 @@ _SCORED = {JobState.SUCCEEDED, JobState.PARTIAL}
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LineResult:
+class LineResult(msgspec.Struct, frozen=True):
     """What became of one line; ``number`` counts from 1. A refused line has ``refused`` alone."""
 
     number: int
     custom_id: str
     model: str = ""
-    labels: list[Any] = field(default_factory=list)
-    scores: list[list[float] | None] = field(default_factory=list)
-    errors: list[ItemError] = field(default_factory=list)
+    labels: list[Any] = []
+    scores: list[list[float] | None] = []
+    errors: list[ItemError] = []
     refused: tuple[str, str] | None = None
-    form: Mapping[str, Any] = field(default_factory=dict)
+    form: dict[str, Any] = {}
 
     @property
     def failed(self) -> bool:
@@ -195,8 +196,14 @@ def _render_line(
     number: int,
     custom_id: str,
     places: Sequence[tuple[ScoredItems, int]],
-    form: Mapping[str, Any],
+    form: dict[str, Any],
 ) -> LineResult:
+    if len(places) == 1:  # most lines by far
+        job, index = places[0]
+        row = job.row(index)
+        if row is not None:
+            labels = _labels_of(places, job)
+            return LineResult(number, custom_id, job.model, labels, [row], form=form)
     scores = [job.row(index) for job, index in places]
     errors = [
         ItemError(position, *job.error(index))

@@ -84,7 +84,7 @@ async def test_what_cannot_be_scored_again(sqlite_bulks: Bulks) -> None:
         ({"source": {"filter": {}}}, 422, "source.filter"),
         ({"source": {"filter": {"colour": "x"}}}, 422, "source.filter"),
         ({"source": {"filter": {"state": "x"}}}, 422, "source.filter.state"),
-        ({"source": {"colour": "x"}}, 422, "source.colour"),
+        ({"source": {"colour": "x"}}, 422, "source"),
         ({"source": bulk, "items": []}, 422, "items"),
         ({"source": bulk, "temperature": -1}, 422, "temperature"),
         ({"source": bulk}, 409, None),

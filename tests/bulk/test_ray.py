@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from contract.models import ModelConfig
 from tests.bulk.bench import Bulks, render, rows
 
 pyarrow = pytest.importorskip("pyarrow")
 
 from scorekeep.ray import Score, number_lines  # noqa: E402  # needs pyarrow
 
-CONFIG = {"source": "builtin:deterministic", "max_tokens": 40}
+CONFIG: dict[str, Any] = {"source": "builtin:deterministic", "max_tokens": 40}
 LINES: list[dict[str, Any]] = [
     *rows(40),
     {"custom_id": "two", "items": ["a", "far too long for this model, by far, it really is"]},
@@ -20,8 +21,6 @@ LINES: list[dict[str, Any]] = [
     {"custom_id": "none", "items": []},
     {"custom_id": "bad", "item": "x", "temperature": 2.0},
 ]
-
-pytest_plugins = ["tests.bulk.conftest"]
 
 
 def to_table(lines: list[dict[str, Any]]) -> Any:
@@ -44,8 +43,6 @@ def _schema() -> Any:
 
 async def test_rows_are_those_of_a_bulk(sqlite_bulks: Bulks) -> None:
     """The same lines as a bulk and as a Ray batch: the same rows, numbers and errors."""
-    from contract.models import ModelConfig  # noqa: PLC0415
-
     await sqlite_bulks.start_worker(tiny=ModelConfig(**CONFIG))
     bulk = await sqlite_bulks.run(LINES, on_invalid="skip")
     url = f"/v1/bulks/{bulk['id']}/results"
