@@ -8,6 +8,7 @@ from contract.config import load_settings
 from contract.errors import SettingsError
 from contract.logs import set_up_logging
 from contract.models import parse_models
+from contract.tracing import set_up_tracing, shut_down_tracing
 
 
 def main() -> int:
@@ -19,7 +20,11 @@ def main() -> int:
         print(f"scorekeep api: {error}", file=sys.stderr)
         return 2
     set_up_logging(level=settings.log_level, style=settings.log_format)
-    run(settings, models)
+    set_up_tracing("scorekeep-api")
+    try:
+        run(settings, models)
+    finally:
+        shut_down_tracing()
     return 0
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLostError, ScoreError, UnavailableError
+from contract.histograms import Histogram
 from contract.jobs import LANES, Lane
 from worker.deadlines import HardDeadline
-from worker.engine.seam import Reading, Scorer
+from worker.engine.seam import Reading, Scorer, count_computed_tokens
 from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure, MemoryLimits, forward_isolated
 
@@ -138,6 +139,8 @@ class MicroBatcher:
     ) -> None:
         self.forward_s = 0.0
         self.batches = 0
+        self.batch_sequences = Histogram("batch_sequences")
+        self.batch_tokens = Histogram("batch_tokens")
         self._limits = MemoryLimits(budget_tokens)
         self._deadline = deadline
         self._on_device_lost = on_device_lost
@@ -263,6 +266,8 @@ class MicroBatcher:
             answers = forward_isolated(plan.scorer, sequences, self._limits)
         self.forward_s += time.monotonic() - started_at
         self.batches += 1
+        self.batch_sequences.observe(len(sequences))
+        self.batch_tokens.observe(count_computed_tokens(sequences))
         self._deliver(plan, answers)
 
     def _run_errand(self, errand: _Errand) -> None:
