@@ -13,6 +13,7 @@ from api.bulk.inputs import BulkInput
 from api.bulk.runner import BulkRunner
 from api.catalog import Catalog
 from api.middleware import errors_middleware, prepare_headers, request_id_middleware
+from api.observing import METRICS, RequestMetrics, observe_middleware
 from api.routes import (
     batches,
     bulks,
@@ -64,10 +65,16 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     The database must be migrated. Connections open when the application starts.
     """
     app = web.Application(
-        middlewares=[request_id_middleware, errors_middleware, auth_middleware(settings)],
+        middlewares=[
+            request_id_middleware,
+            observe_middleware,
+            errors_middleware,
+            auth_middleware(settings),
+        ],
         client_max_size=settings.max_body_bytes,
     )
     app[SETTINGS] = settings
+    app[METRICS] = RequestMetrics()
     app[events.KEEP_ALIVE_S] = _KEEP_ALIVE_S
     app.cleanup_ctx.append(_stores)
     app.cleanup_ctx.append(_services(registry))

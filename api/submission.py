@@ -7,6 +7,8 @@ from aiohttp import web
 
 from api.bodies import check_plain_text, is_large, run_for
 from api.idempotency import IdempotencyKey, hash_body, parse_key
+from api.middleware import REQUEST_ID
+from api.observing import TRACEPARENT
 from api.state import CATALOG, SETTINGS, tenant_of
 from api.submitter import Submission
 from api.webhook_targets import check_webhook
@@ -14,6 +16,7 @@ from contract.config import Settings
 from contract.errors import InvalidRequestError, TooLargeError
 from contract.jobs import Lane
 from contract.models import check_request
+from contract.origins import Origin, render_origin
 from contract.scores import JobRequest, ScoreRequest
 from contract.webhooks import JOB_EVENTS
 from storage.jobs import NewJob
@@ -75,6 +78,9 @@ async def make_submission(
         queue_deadline_s=extras.queue_deadline_s,
         run_timeout_s=extras.run_timeout_s,
         expires_after_s=extras.expires_after_s or settings.result_ttl_s or None,
+        origin=render_origin(
+            Origin(request_id=request[REQUEST_ID], traceparent=request[TRACEPARENT])
+        ),
     )
     return Submission(job, key)
 

@@ -12,6 +12,8 @@ from contract.errors import (
     ScoreError,
     StoreUnavailableError,
 )
+from contract.origins import parse_origin
+from contract.tracing import span
 from storage import idempotency, jobs
 from storage.database import Database, Transaction
 from storage.jobs import JobRow, NewJob
@@ -24,6 +26,7 @@ _GROUP_JOBS = 256
 _GROUP_BYTES = 32 * 1024 * 1024
 _ANSWER_TIMEOUT_S = 30.0
 _UNHINTED_JOBS = 10_000
+_LINKED_TRACES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Submitter:
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(maxsize=4096)
         self._unhinted: list[str] = []
         self._unhinted_some = asyncio.Event()
+        #: Of what is to be hinted: the traces that the hint is linked to.
+        self._traces: list[str] = []
 
     async def submit(self, submission: Submission) -> Submitted:
         """Return once the job is durable.
@@ -70,9 +75,10 @@ class Submitter:
         """
         answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                await self._waiting.put(_Waiting(submission, answer))
-                return await answer
+            with span("store job", kind="producer"):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    await self._waiting.put(_Waiting(submission, answer))
+                    return await answer
         except TimeoutError as error:
             message = "the store did not answer in time; use an idempotency key to try again"
             raise StoreUnavailableError(message, retry_after_s=5) from error
@@ -96,7 +102,9 @@ class Submitter:
             await self._unhinted_some.wait()
             self._unhinted_some.clear()
             job_ids, self._unhinted = self._unhinted, []
-            await self._queue.hint(job_ids)
+            traces, self._traces = self._traces, []
+            with span("hint jobs", kind="producer", links=traces, jobs=len(job_ids)):
+                await self._queue.hint(job_ids)
 
     async def _take_group(self) -> list[_Waiting]:
         group = [await self._waiting.get()]
@@ -140,6 +148,9 @@ class Submitter:
                 one.answer.set_result(result)
         added = [r.row.hint for _, r in results if isinstance(r, Submitted) and not r.replayed]
         self._unhinted += added[: _UNHINTED_JOBS - len(self._unhinted)]
+        found = (parse_origin(one.submission.job.origin).traceparent for one in group)
+        traces = [trace for trace in found if trace]
+        self._traces += traces[: _LINKED_TRACES - len(self._traces)]
         self._unhinted_some.set()
 
 

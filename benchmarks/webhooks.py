@@ -1,8 +1,9 @@
 """Ten thousand events to ten receivers, of which two are slow and one is down.
 
-``python -m benchmarks.webhooks`` writes the events as workers do, in groups, while one process
-``python -m worker --deliveries-only`` delivers them to receivers on loopback. It ends when the
-healthy receivers have everything; p50 and p99 are from the event's moment to its arrival.
+``python -m benchmarks.webhooks`` writes the events as workers do, in groups, while processes
+``python -m worker --deliveries-only`` deliver them to receivers on loopback. It ends when the
+healthy receivers have everything; p50 and p99 are from the event's moment to its arrival. On a new
+SQLite file, or with ``--postgresql`` on a server of its own that syncs every commit.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from storage.database import Database
 from storage.jobs import NewJob, add_jobs
 from storage.migrating import migrate
 from storage.outcomes import JobOutcome, complete_jobs
-from tests.services import free_port
+from tests.services import free_port, start_postgres
 
 RECEIVERS = 10
 SLOW = (0, 1)
@@ -135,22 +136,27 @@ async def _run(options: argparse.Namespace, folder: str) -> None:
             if n != DOWN:
                 await stack.enter_async_context(_receive(receiver))
         receivers[DOWN].url = f"http://127.0.0.1:{free_port()}/hook"
-        worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worker", "--deliveries-only"), env=environment
-        )
+        workers = [
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "worker", "--deliveries-only"), env=environment
+            )
+            for _ in range(options.workers)
+        ]
         started = time.perf_counter()
         written_s = await _write(database, [r.url for r in receivers], options.events, options.rate)
         while any(len(each.latencies_s) < share for each in healthy):  # noqa: ASYNC110  # ten of them
             await asyncio.sleep(0.02)
         seconds = time.perf_counter() - started
-        worker.terminate()
-        await worker.wait()
+        for worker in workers:
+            worker.terminate()
+            await worker.wait()
         delivered = sum(len(each.latencies_s) for each in receivers)
         latencies = [value for each in healthy for value in each.latencies_s.values()]
         cuts = statistics.quantiles(latencies, n=100)
         _say(
             f"{options.events} events to {RECEIVERS} receivers ({len(SLOW)} take "
-            f"{options.slow_s:g} s, 1 is down), {database.dialect}: written in {written_s:.1f} s; "
+            f"{options.slow_s:g} s, 1 is down), {database.dialect}, "
+            f"{options.workers} delivering: written in {written_s:.1f} s; "
             f"the {len(healthy)} healthy ones have all of their {len(latencies)} after "
             f"{seconds:.1f} s = {delivered / seconds * 60:.0f} deliveries/min\n"
             f"healthy, event to arrival: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, at most "
@@ -176,9 +182,16 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=0.0, help="events/s (default: no limit)")
     parser.add_argument("--slow-s", type=float, default=2.0, help="what the slow receivers take")
-    parser.add_argument("--database-url", help="default: a new SQLite file")
+    parser.add_argument("--workers", type=int, default=1, help="delivering processes")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--database-url", help="default: a new SQLite file")
+    where.add_argument("--postgresql", action="store_true", help="start a server for the run")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="scorekeep-bench-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="scorekeep-bench-"))
+        if options.postgresql:
+            server = stack.enter_context(start_postgres(durable=True))
+            options.database_url = server.url("postgres")
         asyncio.run(_run(options, folder))
 
 

@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     claim_jobs: _Count = 256
     batch_deadline_s: _Positive = 600.0
     prepare_timeout_s: _Positive = 60.0
+    slow_job_s: _Positive = 10.0
     max_attempts: _Count = 5
     max_crashes: _Count = 3
     drain_s: _Positive = 60.0

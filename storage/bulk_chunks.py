@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Row, insert, literal_column, select
 
 from contract.jobs import LANES, JobState, Lane
+from storage.counters import add_counts
 from storage.database import Transaction, database_now
 from storage.events import ENDED, add_events
 from storage.jobs import JobRow, parse_job, select_jobs
@@ -159,6 +160,9 @@ async def add_chunks(  # what is the same for all of them
     await _add_jobs(
         tx, new, tenant=tenant, lane=lane, paused=paused, expires_after_s=expires_after_s
     )
+    items = sum(chunk.item_count for chunk in chunks)
+    hits = sum(chunk.cached_items for chunk in chunks)
+    await add_counts(tx, {"bulk_items": items, "cache_hits": hits})  # last: others wait for these
 
 
 async def replace_sources(  # noqa: PLR0913  # a retry is a change and new jobs

@@ -67,6 +67,7 @@ class ClaimedJob:
     created_at: float
     compressed_request: bytes
     origin: str | None = None
+    waited_s: float = 0.0
     kept: "KeptScores | None" = None
 
     @property
@@ -137,6 +138,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
             created_at=row.created_at,
             compressed_request=row.request,
             origin=row.origin,
+            waited_s=max(0.0, float(row.waited_s)),
             kept=_parse_kept(row),
         )
         for row in result

@@ -60,6 +60,8 @@ _Json = JSON().with_variant(JSONB, "postgresql")
 
 #: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
+_BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
+_IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
@@ -186,13 +188,7 @@ events = Table(
     UniqueConstraint("job_id", "generation"),
     _partial("ix_events_bulk", "bulk_id", "sequence", where="bulk_id IS NOT NULL"),
     # One end of a bulk and run of it, whatever ends it.
-    _partial(
-        "uq_events_bulk_end",
-        "bulk_id",
-        "generation",
-        where="bulk_id IS NOT NULL AND type <> 'batch.progress'",
-        unique=True,
-    ),
+    _partial("uq_events_bulk_end", "bulk_id", "generation", where=_BULK_END, unique=True),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
 
@@ -223,11 +219,7 @@ deliveries = Table(
     # The claim's index: a loose scan of it finds the receivers, and of each what is due first.
     _partial("ix_deliveries_pending", "receiver", "due_at", where="state = 'pending'"),
     # What is on its way now, as few as there are places: the claim counts it.
-    _partial(
-        "ix_deliveries_in_flight",
-        "receiver",
-        where="state = 'pending' AND worker IS NOT NULL",
-    ),
+    _partial("ix_deliveries_in_flight", "receiver", where=_IN_FLIGHT),
     _partial("ix_deliveries_dead", "id", where="state = 'dead'"),  # they are counted
 )
 

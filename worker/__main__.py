@@ -6,6 +6,7 @@ import sys
 from contract.config import load_settings
 from contract.errors import SettingsError
 from contract.logs import set_up_logging
+from contract.tracing import set_up_tracing, shut_down_tracing
 from worker.main import run
 
 
@@ -18,7 +19,11 @@ def main() -> int:
     try:
         settings = load_settings()
         set_up_logging(level=settings.log_level, style=settings.log_format)
-        return run(settings, arguments.model, deliveries_only=arguments.deliveries_only)
+        set_up_tracing("scorekeep-worker")
+        try:
+            return run(settings, arguments.model, deliveries_only=arguments.deliveries_only)
+        finally:
+            shut_down_tracing()
     except SettingsError as error:
         print(f"worker: {error.message}", file=sys.stderr)
         return 2

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLostError, ScoreError, UnavailableError
+from contract.histograms import Histogram
 from contract.jobs import LANES, Lane
 from worker.deadlines import HardDeadline
-from worker.engine.seam import Reading, Scorer
+from worker.engine.seam import Reading, Scorer, count_computed_tokens
 from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure, MemoryLimits, forward_isolated
 
@@ -143,6 +144,8 @@ class MicroBatcher:
         self.forward_s = 0.0
         self.forward_tokens = 0
         self.batches = 0
+        self.batch_sequences = Histogram("batch_sequences")
+        self.batch_tokens = Histogram("batch_tokens")
         self._limits = MemoryLimits(budget_tokens)
         self._deadline = deadline
         self._on_device_lost = on_device_lost
@@ -269,6 +272,8 @@ class MicroBatcher:
         self.forward_s += time.monotonic() - started_at
         self.forward_tokens += plan.tokens
         self.batches += 1
+        self.batch_sequences.observe(len(sequences))
+        self.batch_tokens.observe(count_computed_tokens(sequences))
         self._deliver(plan, answers)
 
     def _run_errand(self, errand: _Errand) -> None:

@@ -15,6 +15,8 @@ from aiohttp import ClientSession
 
 from contract.config import Settings
 from contract.errors import StoreUnavailableError
+from contract.origins import parse_origin
+from contract.tracing import span
 from storage.database import Transaction
 from storage.deliveries import (
     AttemptReport,
@@ -148,14 +150,26 @@ class Deliverer:
     async def _attempt(self, delivery: DueDelivery) -> Attempt:
         body = await render_body(self._settings, self._blobs, delivery)
         crash_here("before_event", self._settings.crash_at)
-        return await post(
-            self._session,
-            self._settings,
-            url=delivery.url,
-            event_id=delivery.event_id,
-            body=body,
-            secrets=delivery.secrets,
-        )
+        origin = parse_origin(None if delivery.job is None else delivery.job.origin)
+        with span(
+            "webhook",
+            kind="client",
+            parent=origin.traceparent,
+            delivery=delivery.id,
+            event=delivery.event_id,
+            attempt=delivery.attempt,
+        ) as made:
+            attempt = await post(
+                self._session,
+                self._settings,
+                url=delivery.url,
+                event_id=delivery.event_id,
+                body=body,
+                secrets=delivery.secrets,
+            )
+            if made is not None and attempt.status is not None:
+                made.set_attribute("http.response.status_code", attempt.status)
+        return attempt
 
     def _note(self, reports: Sequence[AttemptReport], kept: set[str]) -> None:
         self.attempts += len(reports)
@@ -166,6 +180,7 @@ class Deliverer:
                     "webhook not delivered",
                     extra={
                         "delivery": report.delivery.id,
+                        **_name_job(report.delivery),
                         "attempt": report.delivery.attempt,
                         "status": report.attempt.status,
                         "reason": report.attempt.error,
@@ -193,6 +208,15 @@ def _report(delivery: DueDelivery, attempt: Attempt) -> AttemptReport:
         is_gone=attempt.is_gone,
         pause_s=choose_pause_s(delivery.receiver_failures + 1, attempt),
     )
+
+
+def _name_job(delivery: DueDelivery) -> dict[str, str]:
+    if delivery.job is None:
+        return {}
+    return {
+        "job": delivery.job.id,
+        "request_id": parse_origin(delivery.job.origin).request_id,
+    }
 
 
 def _render_answer(answer: bytes) -> str:

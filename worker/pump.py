@@ -19,6 +19,7 @@ from storage.statements import render_hint
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
 from worker.serving import Serving
+from worker.steps import Steps
 from worker.tasks import Tasks
 
 __all__ = ["Pump"]
@@ -206,11 +207,18 @@ class Pump:
             place.free()
 
     async def _run_steps(self, place: _Place, scorer: Scorer, jobs: Sequence[ClaimedJob]) -> None:
-        works = await self._tasks.prepare(scorer, jobs)
-        await self._tasks.score(scorer, works)
-        async with self._writes:
-            place.free()
-            await self._tasks.store(await self._tasks.conclude(scorer, works))
+        steps = Steps(jobs)
+        try:
+            with steps.step("prepare"):
+                works = await self._tasks.prepare(scorer, jobs)
+            with steps.step("forward"):
+                await self._tasks.score(scorer, works)
+            async with self._writes:
+                place.free()
+                with steps.step("store"):
+                    await self._tasks.store(await self._tasks.conclude(scorer, works))
+        finally:
+            steps.end(slow_s=self._settings.slow_job_s)
 
     async def _fail(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
         try:

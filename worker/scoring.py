@@ -17,6 +17,7 @@ from storage.workers import WorkerRow
 from worker.batcher import MicroBatcher
 from worker.canaries import Canaries
 from worker.deadlines import HardDeadline
+from worker.engine.seam import Padding
 from worker.leases import LeaseKeeper
 from worker.listener import listen
 from worker.loading import Engine
@@ -76,6 +77,7 @@ class Scoring:
             announced=announced,
         )
         self.pump = Pump(self.tasks, self.serving, worker=worker)
+        self._padding: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._publishing: set[asyncio.Task[None]] = set()
 
@@ -93,7 +95,17 @@ class Scoring:
             "commit_seconds": counts.commit_s,
             "batches": self._batcher.batches,
             "forward_seconds": self._batcher.forward_s,
+            "padding_tokens": self._count_padding(),
+            **self._batcher.batch_sequences.totals(),
+            **self._batcher.batch_tokens.totals(),
         }
+
+    def _count_padding(self) -> int:
+        """Add up what the models padded; one that was dropped keeps what it had."""
+        for name, scorer in self.serving.ready.items():
+            if isinstance(scorer, Padding):
+                self._padding[name] = scorer.padding_tokens
+        return sum(self._padding.values())
 
     def stop(self) -> None:
         """Drain: claim no more, end the batch in flight, give the rest back."""

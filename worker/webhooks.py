@@ -192,7 +192,7 @@ async def _read_bounded(response: ClientResponse) -> bytes:
     while len(read) < _ANSWER_BYTES:
         try:
             chunk = await response.content.read(_ANSWER_BYTES - len(read))
-        except (ClientError, asyncio.IncompleteReadError):
+        except (ClientError, TimeoutError, asyncio.IncompleteReadError):
             break  # the status arrived, and the status is the answer
         if not chunk:
             break

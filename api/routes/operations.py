@@ -1,20 +1,27 @@
 """``/metrics`` and ``GET /v1/workers``: what operators watch. docs/operations.md names each."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from api.bodies import json_response
+from api.observing import METRICS
 from api.state import DATABASE, SETTINGS
 from contract.errors import StoreUnavailableError
+from contract.histograms import accumulate
 from storage import counters, jobs, workers
 from storage.database import Database
 
-__all__ = ["COUNTERS", "GAUGES", "add_routes"]
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "add_routes"]
 
 _KEPT_S = 1.0
 _MISSED_HEARTBEATS = 3
@@ -36,9 +43,17 @@ COUNTERS = {
     "forward_seconds": "Seconds spent in forwards",
     "commits": "Transactions that wrote results",
     "commit_seconds": "Seconds spent in those transactions",
+    "padding_tokens": "Tokens of padding that models computed beside the others",
+    "bulk_items": "Items of bulks that were stored",
+    "cache_hits": "Items of bulks whose scores were known",
     "orphan_blobs_dropped": "Blobs without a row and temporary files that were deleted",
     "delivery_attempts": "Webhook calls",
     "deliveries": "Webhooks that the receiver took",
+}
+#: Kept in SQL as ``contract.histograms`` says.
+HISTOGRAMS = {
+    "batch_sequences": "Sequences in one forward",
+    "batch_tokens": "Tokens in one forward, a shared prefix counted once",
 }
 GAUGES = {
     "scorekeep_store_up": "1 while the database answers",
@@ -94,7 +109,8 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         registry = CollectorRegistry()
         registry.register(_Families(families))
         kept.text, kept.read_at = generate_latest(registry), time.monotonic()
-    return web.Response(body=kept.text, headers={"Content-Type": _CONTENT_TYPE})
+    text = kept.text + generate_latest(request.app[METRICS].registry)
+    return web.Response(body=text, headers={"Content-Type": _CONTENT_TYPE})
 
 
 async def get_workers(request: web.Request) -> web.StreamResponse:
@@ -141,7 +157,15 @@ async def _read(database: Database, alive_within_s: float) -> list[Metric]:
             CounterMetricFamily(f"scorekeep_{name}", text, value=counts.get(name, 0.0))
             for name, text in COUNTERS.items()
         ),
+        *(_histogram(name, counts) for name in HISTOGRAMS),
     ]
+
+
+def _histogram(name: str, counts: Mapping[str, float]) -> Metric:
+    buckets, total = accumulate(name, counts)
+    family = HistogramMetricFamily(f"scorekeep_{name}", HISTOGRAMS[name])
+    family.add_metric([], buckets=buckets, sum_value=total)
+    return family
 
 
 def _gauge(name: str, value: float) -> Metric:

@@ -1,10 +1,14 @@
 """Retry, workers and metrics: what operators do and watch."""
 
+import json
+import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.routes.operations import COUNTERS, GAUGES
+from api.observing import REQUEST_METRICS
+from api.routes.operations import COUNTERS, GAUGES, HISTOGRAMS
+from contract.histograms import Histogram
 from contract.models import ModelState, ModelStatus
 from contract.scores import Problem
 from storage.counters import add_counts
@@ -83,7 +87,47 @@ async def test_metrics_show_queue_and_counters(service: Service) -> None:
     assert families["scorekeep_fenced_writes"].samples[0].value == 3
     assert families["scorekeep_commit_seconds"].samples[0].value == 0.5
     assert families["scorekeep_workers"].samples[0].value == 1
-    assert set(families) == {f"scorekeep_{name}" for name in COUNTERS} | set(GAUGES)
+    named = {*COUNTERS, *HISTOGRAMS}
+    requests = {name.removesuffix("_total") for name in REQUEST_METRICS}
+    assert set(families) == {f"scorekeep_{name}" for name in named} | set(GAUGES) | requests
+
+
+async def test_metrics_show_histograms_of_all_workers(service: Service) -> None:
+    """What several workers added is one histogram, whose buckets hold all below them."""
+    async with service.database.transaction() as tx:
+        for values in ((1, 5), (900,)):
+            sizes = Histogram("batch_sequences")
+            for value in values:
+                sizes.observe(value)
+            await add_counts(tx, sizes.totals())
+
+    answer = await service.get("/metrics")
+    families = {f.name: f for f in text_string_to_metric_families(answer.body.decode())}
+    samples = families["scorekeep_batch_sequences"].samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+
+    assert (buckets["1.0"] if "1.0" in buckets else buckets["1"]) == 1
+    assert (buckets["8.0"] if "8.0" in buckets else buckets["8"]) == 2
+    assert buckets["+Inf"] == 3
+    assert [s.value for s in samples if s.name.endswith("_sum")] == [906]
+    assert [s.value for s in samples if s.name.endswith("_count")] == [3]
+
+
+async def test_the_grafana_dashboard_names_what_is_exposed(service: Service) -> None:
+    """Every metric of deploy/grafana/scorekeep.json is in the text that /metrics gives."""
+    await service.report_ready()
+    await service.submit()
+    dashboard = json.loads((DOCS.parent / "deploy/grafana/scorekeep.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for query in queries for name in re.findall(r"scorekeep_\w+", query)}
+
+    await service.get("/healthz")
+    text = (await service.get("/metrics")).body.decode()
+    exposed = {sample.name for f in text_string_to_metric_families(text) for sample in f.samples}
+
+    assert len(named) > 20
+    assert named <= exposed
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 async def test_metrics_survive_the_store(
@@ -103,6 +147,7 @@ async def test_metrics_survive_the_store(
 def test_every_metric_is_documented() -> None:
     """docs/operations.md names each."""
     text = (DOCS / "operations.md").read_text()
-    names = [*GAUGES, *(f"scorekeep_{name}_total" for name in COUNTERS)]
+    names = [*GAUGES, *REQUEST_METRICS, *(f"scorekeep_{name}" for name in HISTOGRAMS)]
+    names += [f"scorekeep_{name}_total" for name in COUNTERS]
 
     assert [name for name in names if f"`{name}`" not in text] == []

@@ -207,6 +207,25 @@ async def test_a_status_counts_though_the_body_breaks_off(settings: Settings) ->
     assert attempt.delivered
 
 
+async def test_a_status_counts_though_the_body_never_ends(settings: Settings) -> None:
+    """The receiver said yes in time; that it dawdles over the rest costs the timeout, no more."""
+    release = asyncio.Event()
+
+    async def dawdle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"partly")
+        await release.wait()
+        return response
+
+    short = create_settings("sqlite+aiosqlite://", "file:///x", "redis://x", webhook_timeout_s=0.3)
+    async with receive(dawdle) as receiver:
+        attempt = await call(short, receiver.url)
+        release.set()
+
+    assert (attempt.delivered, attempt.status, attempt.answer) == (True, 200, b"partly")
+
+
 async def test_nobody_listens(settings: Settings) -> None:
     """A refused connection is a failure with its reason."""
     async with receive() as receiver:

@@ -39,6 +39,7 @@ class Backbone:
         #: whether the last layer can be computed where it is read alone
         self.prunes = False
         self.position_offset = 0
+        self.padding_tokens = 0
         parameters = inspect.signature(module.forward).parameters
         self.takes_types = "token_type_ids" in parameters
         self.takes_positions = "position_ids" in parameters
@@ -87,6 +88,7 @@ class Backbone:
         types = self._list_types(layout)
         inputs = np.zeros((2 + len(types), len(spans), max(lengths)), np.int64)
         inputs[0] = self._padding_id
+        self.padding_tokens += inputs[0].size - sum(lengths)
         for row, (begin, end) in enumerate(spans):
             inputs[0, row, : end - begin] = layout.ids[begin:end]
             inputs[1, row, : end - begin] = 1

@@ -59,6 +59,11 @@ class ModelScorer:
         """What the model is, can do, and cannot do."""
         return self._description
 
+    @property
+    def padding_tokens(self) -> int:
+        """How many tokens of padding it computed so far; see ``Padding``."""
+        return self.network.backbone.padding_tokens
+
     def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """Tokenise and check ``request``, some items at a time; see ``Scorer``."""
         if request.queries is not None:

@@ -27,6 +27,7 @@ __all__ = [
     "Floats",
     "Ids",
     "JobScores",
+    "Padding",
     "PreparedItem",
     "PreparedJob",
     "Reading",
@@ -206,6 +207,16 @@ class SelfChecking(Protocol):
 
     def check_canary(self) -> CanaryResult:
         """Score them and compare; device thread only, raises as ``forward`` does."""
+        ...
+
+
+@runtime_checkable
+class Padding(Protocol):
+    """A scorer that knows how much of what it computed was padding, since it was loaded."""
+
+    @property
+    def padding_tokens(self) -> int:
+        """Tokens; any thread."""
         ...
 
 
