@@ -1,8 +1,10 @@
 """``GET /v1/models`` and ``GET /v1/limits``: what is served, and every limit."""
 
+import msgspec
 from aiohttp import web
 
 from api.bodies import json_response
+from api.limits import OWN_LIMITS
 from api.pages import MAX_PAGE
 from api.state import CATALOG, SETTINGS
 from api.submission import LIMITS
@@ -35,7 +37,9 @@ async def get_models(request: web.Request) -> web.StreamResponse:
 
 async def get_limits(request: web.Request) -> web.StreamResponse:
     """Name every limit with its value."""
-    return json_response(collect_limits(request.app))
+    limits = msgspec.structs.asdict(request[OWN_LIMITS])
+    own = {f"tenant_{name}": most for name, most in limits.items()}
+    return json_response(collect_limits(request.app) | own)
 
 
 def collect_limits(app: web.Application) -> dict[str, float]:

@@ -23,6 +23,7 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: By the name that workers add under: the metric is ``scorekeep_NAME_total``.
 COUNTERS = {
     "jobs_completed": "Jobs whose end a worker wrote",
+    "tokens_claimed": "Estimated tokens of the jobs that workers took",
     "jobs_released": "Jobs given back untouched",
     "jobs_retried": "Attempts that failed and are due again",
     "jobs_poisoned": "Jobs that ended because their workers kept dying",
