@@ -82,7 +82,7 @@ function draw(root, { value, error }, after) {
     ),
   );
   const older = h("button", { type: "button", "data-action": "older", "data-after": bulks.at(-1).id, disabled: !value.has_more }, "Older");
-  show(root, heading, notice, table("Bulks, newest first", columns, rows), h("div", { class: "row" }, after !== "" && newest(), older));
+  show(root, heading, notice, table("List of bulks, newest first", columns, rows), h("div", { class: "row" }, after !== "" && newest(), older));
 }
 
 function newest() {

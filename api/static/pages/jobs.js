@@ -114,7 +114,7 @@ function draw(results, { value, error }, { wanted, cursors, chosen }) {
   show(
     results,
     notice,
-    table("Jobs, newest first", columns, jobs.map((/** @type {any} */ job) => jobRow(job, chosen))),
+    table("List of jobs, newest first", columns, jobs.map((/** @type {any} */ job) => jobRow(job, chosen))),
     h(
       "div",
       { class: "spread" },
