@@ -6,6 +6,7 @@ import pytest
 
 from contract.scores import Problem
 from tests.api.service import Service
+from tests.storage.factories import run_sql
 
 HOOK = "https://example.org/hook"
 
@@ -276,3 +277,34 @@ async def test_a_client_that_leaves_loses_nothing(service: Service) -> None:
 
     answer = await service.get(f"/v1/jobs/{claimed[0].id}?wait=5")
     assert answer.json["state"] == "succeeded"
+
+
+async def test_the_request_is_shown_as_recorded(service: Service) -> None:
+    """What was asked and nothing else; 404 for an unknown job, 410 once it is deleted."""
+    job_id = await service.submit(query="q", apply_softmax=True, metadata={"a": "b"})
+    answer = await service.get(f"/v1/jobs/{job_id}/request")
+    await service.finish(await service.claim())
+    await service.request("DELETE", f"/v1/jobs/{job_id}")
+    gone = await service.get(f"/v1/jobs/{job_id}/request")
+    unknown = await service.get(f"/v1/jobs/job_{'0' * 32}/request")
+    odd = await service.get("/v1/jobs/x/request")
+
+    asked = {"model": "tiny", "items": ["a", "b"], "query": "q", "apply_softmax": True}
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json == asked
+    assert (gone.status, unknown.status, odd.status) == (410, 404, 404)
+
+
+async def test_jobs_are_listed_by_their_bulk(service: Service) -> None:
+    """A job names its bulk; what is no bulk's id is refused."""
+    bulk_id = f"blk_{'1' * 32}"
+    job_id = await service.submit()
+    await service.submit()
+    update = "UPDATE jobs SET bulk_id = :bulk WHERE id = :id"
+    await run_sql(service.database, update, bulk=bulk_id, id=job_id)
+
+    listed = await service.get(f"/v1/jobs?bulk={bulk_id}")
+    odd = await service.get("/v1/jobs?bulk=x")
+
+    assert [(job["id"], job["bulk"]) for job in listed.json["data"]] == [(job_id, bulk_id)]
+    assert odd.status == 404
