@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from contract.scores import Problem
+from storage.claims import retry_later
+from storage.sweeps import reap_jobs
 from tests.api.service import Service
+from tests.storage.factories import run_sql
 
 HOOK = "https://example.org/hook"
 
@@ -276,3 +279,30 @@ async def test_a_client_that_leaves_loses_nothing(service: Service) -> None:
 
     answer = await service.get(f"/v1/jobs/{claimed[0].id}?wait=5")
     assert answer.json["state"] == "succeeded"
+
+
+async def test_a_poisoned_job_shows_its_history(service: Service) -> None:
+    """Per attempt its worker, when, and how it ended; a job at its first attempt has none."""
+    job_id = await service.submit()
+    fresh = (await service.get(f"/v1/jobs/{job_id}")).json["history"]
+    (failed,) = await service.claim()
+    async with service.database.transaction() as tx:
+        await retry_later(tx, [failed.claim], b'{"code":"forward_failed","message":"m"}', 0.0)
+    await service.claim()
+    await run_sql(service.database, "UPDATE jobs SET lease_until_at = 1")
+    async with service.database.transaction() as tx:
+        await reap_jobs(tx, max_crashes=1, limit=10)
+
+    job = (await service.get(f"/v1/jobs/{job_id}")).json
+    listed = (await service.get("/v1/jobs?state=failed&error_code=poisoned")).json["data"]
+
+    assert fresh == []
+    assert job["state"] == "failed"
+    assert job["error"]["code"] == "poisoned"
+    assert [(end["attempt"], end["outcome"], end["worker"]) for end in job["history"]] == [
+        (1, "failed", "w"),
+        (2, "lost", "w"),
+    ]
+    assert job["history"][0]["error"]["code"] == "forward_failed"
+    assert all(end["started_at"] <= end["ended_at"] for end in job["history"])
+    assert [each["id"] for each in listed] == [job_id]
