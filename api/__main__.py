@@ -5,7 +5,7 @@ from pathlib import Path
 
 from api.main import run
 from contract.config import load_settings
-from contract.errors import SettingsError
+from contract.errors import ScoreError, SettingsError
 from contract.logs import set_up_logging
 from contract.models import parse_models
 
@@ -19,7 +19,11 @@ def main() -> int:
         print(f"scorekeep api: {error}", file=sys.stderr)
         return 2
     set_up_logging(level=settings.log_level, style=settings.log_format)
-    run(settings, models)
+    try:
+        run(settings, models)
+    except ScoreError as error:
+        print(f"scorekeep api: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
     return 0
 
 

@@ -87,6 +87,7 @@ def render_job(
         priority=row.lane,
         counts=JobCounts(total=row.item_count, succeeded=row.scored_count, failed=row.failed_count),
         attempt=row.attempt,
+        bulk=row.bulk_id,
         created_at=render_moment(row.created_at),
         started_at=_moment(row.started_at),
         finished_at=_moment(row.finished_at),

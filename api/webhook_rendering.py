@@ -35,6 +35,7 @@ def render_delivery(row: DeliveryRow) -> Delivery:
         event=row.event_id,
         type=row.event_type,
         job=row.job_id,
+        bulk=row.bulk_id,
         endpoint=row.endpoint_id or None,
         url=row.url,
         state=row.state,

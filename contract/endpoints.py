@@ -85,7 +85,9 @@ class DeliveredAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on its way to one receiver. ``endpoint`` is null for the URL of a job.
+    """An event on its way to one receiver, about a job, a bulk, or neither: a test.
+
+    ``endpoint`` is null for the URL of a job or a bulk.
 
     ``next_attempt_at`` is there while it is pending, ``reason`` when it is dead.
     """
@@ -95,6 +97,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     event: str
     type: str
     job: str | None
+    bulk: str | None = None
     endpoint: str | None
     url: str
     state: Literal["pending", "delivered", "dead"]

@@ -18,7 +18,9 @@ from contract.errors import InvalidRequestError, SignatureError
 from contract.jobs import JobState
 
 __all__ = [
+    "BULK_EVENTS",
     "EVENT_OF_STATE",
+    "JOB_EVENTS",
     "SUBSCRIBABLE",
     "Event",
     "EventType",
@@ -39,6 +41,11 @@ class EventType(StrEnum):
     JOB_FAILED = "job.failed"  #: no item has a score
     JOB_CANCELLED = "job.cancelled"  #: stopped by the client
     JOB_EXPIRED = "job.expired"  #: its deadline in the queue passed
+    BATCH_PROGRESS = "batch.progress"  #: another twentieth of a bulk's lines has ended
+    BATCH_COMPLETED = "batch.completed"  #: every line of a bulk has ended
+    BATCH_FAILED = "batch.failed"  #: a bulk's input was refused
+    BATCH_CANCELLED = "batch.cancelled"  #: a bulk was stopped by the client
+    BATCH_EXPIRED = "batch.expired"  #: a bulk's completion window passed
     WEBHOOK_TEST = "webhook.test"  #: somebody asked for it, to see whether an endpoint works
 
 
@@ -49,10 +56,14 @@ EVENT_OF_STATE: dict[JobState, EventType] = {
     JobState.CANCELLED: EventType.JOB_CANCELLED,
     JobState.EXPIRED: EventType.JOB_EXPIRED,
 }
-#: What a webhook may ask for; the test event comes to whom it is sent, asked for or not.
-SUBSCRIBABLE: tuple[EventType, ...] = tuple(
-    kind for kind in EventType if kind is not EventType.WEBHOOK_TEST
+#: What the webhook of a job may ask for.
+JOB_EVENTS: tuple[EventType, ...] = tuple(EVENT_OF_STATE.values())
+#: What the webhook of a bulk may ask for.
+BULK_EVENTS: tuple[EventType, ...] = tuple(
+    kind for kind in EventType if kind.value.startswith("batch.")
 )
+#: What an endpoint may ask for; the test event comes to whom it is sent, asked for or not.
+SUBSCRIBABLE: tuple[EventType, ...] = (*JOB_EVENTS, *BULK_EVENTS)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,15 +75,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
 
 
-def check_events(names: Sequence[str], *, param: str) -> None:
-    """Raise ``InvalidRequestError`` unless ``names`` are some of ``SUBSCRIBABLE``, each once."""
+def check_events(
+    names: Sequence[str], *, param: str, among: Sequence[EventType] = SUBSCRIBABLE
+) -> None:
+    """Raise ``InvalidRequestError`` unless ``names`` are some of ``among``, each once."""
     if not names:
         message = f"{param} is empty; leave it out to get every event"
         raise InvalidRequestError(message, param=param)
-    known = sorted(kind.value for kind in SUBSCRIBABLE)
+    known = sorted(kind.value for kind in among)
     for index, name in enumerate(names):
         if name not in known:
-            message = f"there is no event {name[:100]!r}; there are: {', '.join(known)}"
+            message = f"there is no event {name[:100]!r} here; there are: {', '.join(known)}"
             raise InvalidRequestError(message, param=f"{param}[{index}]")
         if name in names[:index]:
             message = f"{name} is named twice"

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from contract.bulks import Bulk, BulkState, CacheUse
 from contract.config import load_settings
+from contract.webhooks import BULK_EVENTS
 from scorekeep.bulk import BulkClient, count_done
 from scorekeep.up import render_address
 
@@ -29,15 +30,16 @@ async def _submit(bulks: BulkClient, options: argparse.Namespace) -> int:
 
 
 async def _rescore(bulks: BulkClient, options: argparse.Namespace) -> int:
+    source = {"jobs": options.jobs} if options.bulk is None else {"bulk": options.bulk}
     request = {
-        "bulk": options.bulk,
-        "jobs": options.jobs,
+        "source": source,
         "model": options.model,
-        "parameters": _parameters(options),
-        "hidden_states": True if options.hidden_states else None,
+        "return_pooled_hidden_states": True if options.hidden_states else None,
         "cache": options.cache,
+        **_parameters(options),
     }
     given = {name: value for name, value in request.items() if value is not None}
+    given |= _webhook(options)
     return await _follow(bulks, await bulks.rescore(given), options)
 
 
@@ -164,6 +166,14 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden-states", action="store_true", help="keep the hidden states")
     parser.add_argument("--cache", choices=[str(each) for each in CacheUse], default="read")
     parser.add_argument("--watch", action="store_true", help="show the progress until the end")
+    parser.add_argument("--webhook", metavar="URL", help="call this at its end, and on its way")
+    parser.add_argument(
+        "--webhook-event",
+        dest="events",
+        action="append",
+        choices=[str(kind) for kind in BULK_EVENTS],
+        help="only this type; may be repeated (default: all)",
+    )
 
 
 def _add_service(parser: argparse.ArgumentParser) -> None:
@@ -185,7 +195,13 @@ def _bulk_options(options: argparse.Namespace) -> dict[str, Any]:
         "hidden_states": options.hidden_states,
         "on_invalid": "skip" if options.skip_invalid else "fail",
         "cache": options.cache,
+        **_webhook(options),
     }
+
+
+def _webhook(options: argparse.Namespace) -> dict[str, Any]:
+    named = {"webhook": options.webhook, "webhook_events": options.events}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:

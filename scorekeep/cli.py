@@ -13,10 +13,12 @@ from contract.errors import RequestError, ScoreError, SettingsError, Unavailable
 from scorekeep import bulk_commands, commands, webhook_commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
+from scorekeep.key_parser import render_words
 from scorekeep.launch import (
     API,
     BACKUP,
     DOCTOR,
+    KEYS,
     MIGRATE,
     RESTORE,
     WORKER,
@@ -82,6 +84,10 @@ def _run_restore(options: argparse.Namespace) -> int:
     return _become((*RESTORE, str(options.folder.absolute())), LaunchOptions(data=options.data))
 
 
+def _run_keys(options: argparse.Namespace) -> int:
+    return _become((*KEYS, *render_words(options)), LaunchOptions(data=options.data))
+
+
 _RUNS = {
     "demo": _run_demo,
     "up": _run_up,
@@ -91,6 +97,7 @@ _RUNS = {
     "doctor": _run_doctor,
     "backup": _run_backup,
     "restore": _run_restore,
+    "keys": _run_keys,
     **commands.RUNS,
     **webhook_commands.RUNS,
     **bulk_commands.RUNS,

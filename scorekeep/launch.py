@@ -19,6 +19,7 @@ __all__ = [
     "API",
     "BACKUP",
     "DOCTOR",
+    "KEYS",
     "MIGRATE",
     "RESTORE",
     "WORKER",
@@ -35,6 +36,7 @@ MIGRATE = (*_PYTHON, "storage.migrating")
 DOCTOR = (*_PYTHON, "storage.doctor")
 BACKUP = (*_PYTHON, "storage.backup", "take")
 RESTORE = (*_PYTHON, "storage.backup", "restore")
+KEYS = (*_PYTHON, "storage.key_commands")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

@@ -7,6 +7,7 @@ from pathlib import Path
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
 from scorekeep.bulk_commands import fill_bulk, fill_rescore
+from scorekeep.key_parser import fill_keys
 from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
@@ -88,6 +89,7 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
         command = add(name, text)
         _add_data(command)
         command.add_argument("folder", type=Path, metavar=metavar)
+    fill_keys(add("keys", "make, show, rotate and revoke keys; limits of tenants"), _add_data)
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
     webhooks = add("webhooks", "endpoints, the log of deliveries, sending again", _EXIT_CODES)

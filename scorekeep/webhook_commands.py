@@ -79,7 +79,7 @@ async def _log(webhooks: Webhooks, options: argparse.Namespace) -> None:
     if options.id.startswith("dlv_"):
         _print_deliveries([await webhooks.delivery(options.id)], options)
         return
-    where = "job" if options.id.startswith("job_") else "endpoint"
+    where = {"job_": "job", "blk_": "bulk"}.get(options.id[:4], "endpoint")
     chosen = {where: options.id, "state": options.state, "limit": options.limit}
     _print_deliveries(await webhooks.deliveries(**chosen), options)
 

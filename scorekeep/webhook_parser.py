@@ -47,7 +47,7 @@ def fill_webhooks(
     add_one("delete", "remove an endpoint")
     add_one("test", "send a test event to an endpoint")
     log = add("log", "show deliveries with their attempts, newest first")
-    log.add_argument("id", metavar="ID", help="an endpoint, a job or one delivery")
+    log.add_argument("id", metavar="ID", help="an endpoint, a job, a bulk or one delivery")
     log.add_argument("--state", choices=["pending", "delivered", "dead"])
     log.add_argument("--limit", type=int, default=20, help="how many (default: 20)")
     _fill_redeliver(

@@ -14,6 +14,7 @@ from contract.endpoints import (
     RedeliveryRequest,
     SentTest,
 )
+from contract.errors import InvalidRequestError
 from scorekeep.transport import Transport
 
 __all__ = ["Webhooks"]
@@ -101,12 +102,21 @@ class Webhooks:
         self,
         *,
         job: str | None = None,
+        bulk: str | None = None,
         endpoint: str | None = None,
         state: str | None = None,
         limit: int = 50,
     ) -> Sequence[Delivery]:
-        """Return deliveries of a job or of an endpoint, newest first, with their attempts."""
-        path = f"/v1/jobs/{job}" if job is not None else f"{_ENDPOINTS}/{endpoint}"
+        """Return deliveries of one job, bulk or endpoint, newest first, with their attempts.
+
+        Raises ``InvalidRequestError`` where not exactly one of them is named.
+        """
+        places = {"/v1/jobs": job, "/v1/bulks": bulk, _ENDPOINTS: endpoint}
+        named = [f"{path}/{name}" for path, name in places.items() if name is not None]
+        if len(named) != 1:
+            message = "name one job, one bulk or one endpoint"
+            raise InvalidRequestError(message)
+        path = named[0]
         query = {"limit": str(limit)} | ({} if state is None else {"state": state})
         answer = await self._transport.send("GET", f"{path}/deliveries", query=query)
         return msgspec.json.decode(answer.body, type=_DeliveryList).data

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
+from contract.bulks import ENDED_BULKS, BulkCounts, BulkState
 from contract.jobs import JobState
 from contract.scores import Usage
 from storage.database import Transaction
 from storage.statements import execute, pack
 
-__all__ = ["Tally", "count_ended", "sum_chunks", "uncount"]
+__all__ = ["Tally", "count_ended", "read_counts", "sum_chunks", "uncount"]
 
 
 @dataclass(slots=True)
@@ -72,6 +73,19 @@ async def sum_chunks(tx: Transaction, bulk_id: str) -> tuple[Tally, int, bool]:
     )
 
 
+async def read_counts(tx: Transaction, bulk_id: str) -> BulkCounts:
+    """Return what became of a bulk's lines and items so far, as its clients see it."""
+    bulk = (await execute(tx, _TOTALS, {"bulk_id": bulk_id})).one()
+    tally, items, _ = await sum_chunks(tx, bulk_id)
+    lines_cancelled, lines_failed = tally.lines_cancelled, tally.lines_failed
+    if bulk.state == BulkState.FAILED and not bulk.ingested_lines:
+        lines_failed = bulk.refused_lines
+    elif bulk.state in ENDED_BULKS:  # lines that were never stored went with the others
+        lines_cancelled += bulk.total_lines - bulk.ingested_lines
+    changed = {"lines_cancelled": lines_cancelled, "lines_failed": lines_failed}
+    return BulkCounts(**(asdict(tally) | changed), lines=bulk.total_lines, items=items)
+
+
 def _add(tally: Tally, row: Row[Any]) -> None:
     """A job decides one line, or several of one item each: then items are lines."""
     lines, items = int(row.bulk_lines), int(row.item_count)
@@ -110,3 +124,7 @@ SELECT {", ".join(f"sum({name}) AS {name}" for name in _NAMES)},
        sum(item_count) AS items, max(open_jobs) AS open_jobs
 FROM bulk_chunks WHERE bulk_id = :bulk_id
 """  # noqa: S608  # constants of ours
+
+_TOTALS = """
+SELECT state, total_lines, refused_lines, ingested_lines FROM bulks WHERE id = :bulk_id
+"""

@@ -4,7 +4,7 @@ Who works on a bulk (reads its input, writes its output) holds it by a lease and
 ``attempt``, as jobs are. Their counters are in ``bulk_counts``, their lines in ``bulk_chunks``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
 from storage.tables import bulks
+from storage.tenancy import check_owner
 
 __all__ = [
     "BulkRow",
@@ -37,6 +38,7 @@ __all__ = [
     "pause_bulk",
     "release_bulk",
     "reopen_bulk",
+    "rewind_index",
 ]
 
 _EVENT_OF_STATE = {
@@ -61,6 +63,8 @@ class NewBulk:
     key: str | None = None
     body_hash: str | None = None
     deadline_s: float | None = None
+    webhook_url: str | None = None
+    webhook_events: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,10 @@ class BulkRow:
     output_file_id: str | None
     error_file_id: str | None
     attempt: int
+    generation: int
+    progress_step: int
+    webhook_url: str | None
+    webhook_events: str | None
     lease_until_at: float | None
     paused_at: float | None
     final_state: str | None
@@ -114,6 +122,8 @@ async def add_bulk(tx: Transaction, new: NewBulk) -> tuple[BulkRow, bool]:
         "key": new.key,
         "body_hash": new.body_hash,
         "deadline_s": new.deadline_s,
+        "webhook_url": new.webhook_url,
+        "webhook_events": None if new.webhook_events is None else " ".join(new.webhook_events),
     }
     added = (await execute(tx, _ADD, parameters)).scalar_one_or_none()
     if added is not None:
@@ -179,7 +189,8 @@ async def has_work(tx: Transaction) -> bool:
 async def claim_bulk(tx: Transaction, *, lease_s: float) -> BulkRow | None:
     """Take a bulk that has work for its reader: input to read, output to write, cache to fill.
 
-    One reader at a time: a second takes it only when the first one's lease has run out.
+    One reader at a time: a second takes it only when the first one's lease has run out. Tenants
+    of whom fewer bulks are being read come first.
     """
     row = (await execute(tx, _CLAIM, {"lease_s": lease_s})).one_or_none()
     return None if row is None else await get_bulk(tx, row.tenant, row.id)
@@ -262,19 +273,28 @@ async def park_jobs(tx: Transaction, bulk_id: str) -> None:
     await execute(tx, _PARK, {"bulk_id": bulk_id})
 
 
+async def rewind_index(tx: Transaction, bulk_id: str, first_line: int) -> None:
+    """Have the cache look again at the lines from ``first_line`` on: some were given new jobs."""
+    statement = "UPDATE bulks SET indexed_lines = :line WHERE id = :id AND indexed_lines > :line"
+    await execute(tx, statement, {"id": bulk_id, "line": first_line})
+
+
 async def reopen_bulk(tx: Transaction, bulk: BulkRow) -> bool:
-    """Let an ended bulk run again: items of it are tried anew. False where it has not ended."""
+    """Let an ended bulk run again: items of it are tried anew, and it will end once more.
+
+    False where it has not ended.
+    """
     statement = """
         UPDATE bulks SET state = 'running', finished_at = NULL, finalizing_at = NULL,
             cancelling_at = NULL, final_state = NULL, deadline_at = NULL, indexed_lines = 0,
-            lease_until_at = NULL
+            lease_until_at = NULL, generation = generation + 1, progress_step = 0
         WHERE id = :id AND state = :state RETURNING id"""
     parameters = {"id": bulk.id, "state": bulk.state.value}
     return (await execute(tx, statement, parameters)).one_or_none() is not None
 
 
 async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
-    """Take an ended bulk out of sight; its jobs' retention ends now.
+    """Take an ended bulk out of sight; its jobs' retention ends now, its deliveries are dropped.
 
     Raises ``ConflictError`` for one that has not ended.
     """
@@ -284,6 +304,7 @@ async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
         raise ConflictError(message)
     await execute(tx, _DELETE_JOBS, {"bulk_id": bulk_id})
     await execute(tx, "DELETE FROM bulk_chunks WHERE bulk_id = :id", {"id": bulk_id})
+    await execute(tx, _DELETE_DELIVERIES, {"id": bulk_id})
     await execute(
         tx, "UPDATE bulks SET deleted_at = {now}, key = NULL WHERE id = :id", {"id": bulk_id}
     )
@@ -299,6 +320,7 @@ def _moments_of(state: BulkState) -> list[str]:
 
 
 def _parse(row: Row[Any]) -> BulkRow:
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     return BulkRow(**(values | {"state": BulkState(row.state)}))
 
@@ -306,17 +328,26 @@ def _parse(row: Row[Any]) -> BulkRow:
 _ADD = """
 INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata, key, body_hash,
     total_lines, refused_lines, ingested_lines, ingested_items, indexed_lines, attempt,
-    created_at, deadline_at)
+    created_at, deadline_at, webhook_url, webhook_events)
 VALUES (:id, :tenant, :kind, 'validating', :endpoint, :source, :options, :metadata, :key,
-    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s)
+    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s,
+    :webhook_url, :webhook_events)
 ON CONFLICT (tenant, key) DO NOTHING RETURNING id
 """
 
-_DUE = """(b.lease_until_at IS NULL OR b.lease_until_at < {now}) AND b.deleted_at IS NULL
-      AND (b.state IN ('validating', 'finalizing')
-           OR (b.state = 'running' AND b.ingested_lines < b.total_lines)
-           OR (b.state IN ('completed', 'cancelled', 'expired')
-               AND b.indexed_lines < b.ingested_lines))"""
+#: Input to read or output to write: what clients wait for.
+_WAITING = """(b.state IN ('validating', 'finalizing')
+           OR (b.state = 'running' AND b.ingested_lines < b.total_lines))"""
+
+#: Scores that the cache does not know yet, also while later lines still run.
+_UNINDEXED = """(b.indexed_lines < b.ingested_lines
+           AND (b.state IN ('completed', 'cancelled', 'expired')
+                OR (b.state = 'running' AND EXISTS (
+                    SELECT 1 FROM bulk_chunks c WHERE c.bulk_id = b.id
+                    AND c.first_line = b.indexed_lines AND c.open_jobs = 0))))"""
+
+_DUE = f"""(b.lease_until_at IS NULL OR b.lease_until_at < {{now}}) AND b.deleted_at IS NULL
+      AND ({_WAITING} OR {_UNINDEXED})"""
 
 _HAS_WORK = f"""
 SELECT 1 FROM bulks b
@@ -332,7 +363,10 @@ _CLAIM = f"""
 WITH due AS MATERIALIZED (
     SELECT b.id AS due_id FROM bulks b
     WHERE {_DUE}
-    ORDER BY b.finished_at IS NOT NULL, b.id LIMIT 1 {{skip b}})
+    ORDER BY CASE WHEN {_WAITING} THEN 0 ELSE 1 END,
+        (SELECT count(*) FROM bulks o WHERE o.tenant = b.tenant AND o.lease_until_at > {{now}}),
+        b.id
+    LIMIT 1 {{skip b}})
 UPDATE bulks SET attempt = attempt + 1, lease_until_at = {{now}} + :lease_s
 FROM due WHERE id = due_id
 RETURNING id, tenant
@@ -347,6 +381,10 @@ WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at < 1e15
 _UNPARK = """
 UPDATE jobs SET available_at = {now}
 WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= 1e15
+"""
+
+_DELETE_DELIVERIES = """
+DELETE FROM deliveries WHERE event_id IN (SELECT e.id FROM events e WHERE e.bulk_id = :id)
 """
 
 _DELETE_JOBS = """

@@ -66,6 +66,7 @@ class ClaimedJob:
     run_timeout_s: float | None
     created_at: float
     compressed_request: bytes
+    origin: str | None = None
     kept: "KeptScores | None" = None
 
     @property
@@ -135,6 +136,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
             run_timeout_s=row.run_timeout_s,
             created_at=row.created_at,
             compressed_request=row.request,
+            origin=row.origin,
             kept=_parse_kept(row),
         )
         for row in result

@@ -8,26 +8,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Row, select
 
 from contract.webhooks import EventType
 from storage import receivers
-from storage.claiming_deliveries import CLAIM
+from storage.claiming_deliveries import READY, TAKE
 from storage.database import Transaction
 from storage.endpoints import end_pending, record_failures, record_successes
 from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, pack
-from storage.tables import jobs
+from storage.tables import bulk_events, bulks, jobs
 from storage.tenants import webhook_secrets
 
-__all__ = ["AttemptReport", "DeliveryAttempt", "DueDelivery", "claim_deliveries", "record_attempts"]
+__all__ = [
+    "AttemptReport",
+    "BulkNews",
+    "Claimed",
+    "DeliveryAttempt",
+    "DueDelivery",
+    "claim_deliveries",
+    "record_attempts",
+]
 
 _ANSWER_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BulkNews:
+    """What an event says of a bulk. ``counts`` (JSON) are as they were, the rest as it is now."""
+
+    id: str
+    kind: str
+    counts: str
+    metadata: dict[str, str]
+    errors: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DueDelivery:
     """One delivery in a worker's hands. ``attempt`` counts from 1; ``job`` is as it is now.
+
+    It is about ``job``, about ``bulk``, or a test of its endpoint.
 
     ``failures`` are those since the ladder began, ``receiver_failures`` those of its receiver in a
     row. ``endpoint_id`` is empty where the URL is the job's own. The newest secret is first.
@@ -46,7 +69,25 @@ class DueDelivery:
     event_at: float
     sequence: int
     job: JobRow | None
+    bulk: BulkNews | None
     secrets: list[str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim took. ``contended``: another worker was claiming too, look again soon."""
+
+    due: list[DueDelivery]
+    contended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Subjects:
+    """What a page of deliveries is about, by id; and the default secrets by tenant."""
+
+    jobs: Mapping[str, JobRow]
+    bulks: Mapping[str, BulkNews]
+    secrets: Mapping[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,33 +119,40 @@ class AttemptReport:
 
 
 async def claim_deliveries(  # each limits the claim
-    tx: Transaction,
-    *,
-    worker: str,
-    limit: int,
-    lease_s: float,
-    places: int = 8,
-    busy: Mapping[str, int] | None = None,
-) -> list[DueDelivery]:
+    tx: Transaction, *, worker: str, limit: int, lease_s: float, places: int = 8
+) -> Claimed:
     """Take up to ``limit`` deliveries that are due; another worker may take them after ``lease_s``.
 
-    ``lease_s`` must exceed the time that one attempt may take. ``busy`` is how many the worker has
-    in flight by receiver: with what is taken, none has more than ``places``, and one whose last
-    attempts failed has one. Those of an endpoint that is disabled or gone end here.
+    ``lease_s`` must exceed the time that one attempt may take. With what any worker has in flight
+    no receiver has more than ``places``, and one whose last attempts failed has one. Those of an
+    endpoint that is disabled or gone end here.
     """
-    rows = pack({"name": name, "busy": count} for name, count in sorted((busy or {}).items()))
-    parameters = {"worker": worker, "limit": limit, "lease_s": lease_s, "places": places}
-    claimed = await execute(tx, CLAIM[tx.dialect.name], parameters | {"rows": rows})
-    ids = pack({"id": row.id} for row in claimed)
-    found = (await execute(tx, _DESCRIBE, {"rows": ids})).all() if ids != "[]" else []
+    bounds = {"places": places, "limit": limit}
+    ready = (await execute(tx, READY[tx.dialect.name], bounds)).all()
+    own = [{"name": row.name} for row in ready if row.is_locked]
+    if not own:
+        return Claimed([], contended=bool(ready))
+    parameters = bounds | {"rows": pack(own), "worker": worker, "lease_s": lease_s}
+    ids = [row.id for row in await execute(tx, TAKE[tx.dialect.name], parameters)]
+    return Claimed(await _describe(tx, ids), contended=len(own) < len(ready))
+
+
+async def _describe(tx: Transaction, claimed: Sequence[str]) -> list[DueDelivery]:
+    """Return what was claimed with all that an attempt needs, in the order of the events."""
+    if not claimed:
+        return []
+    ids = pack({"id": each} for each in claimed)
+    found = (await execute(tx, _DESCRIBE, {"rows": ids})).all()
     stale = [row for row in found if row.endpoint_id and not row.is_enabled]
     if stale:
         await execute(tx, _END, {"rows": pack({"id": row.id} for row in stale)})
     due = [row for row in found if not row.endpoint_id or row.is_enabled]
     held = await _find_jobs(tx, {row.job_id for row in due if row.job_id})
+    bulk_news = await _find_bulks(tx, {row.event_id for row in due if row.bulk_id})
     own = {row.tenant for row in due if not row.endpoint_id}
     secrets = {tenant: await webhook_secrets(tx, tenant) for tenant in sorted(own)}
-    return [_parse_due(row, held, secrets) for row in due]
+    subjects = _Subjects(held, bulk_news, secrets)
+    return [_parse_due(row, subjects) for row in due]
 
 
 async def record_attempts(
@@ -191,9 +239,23 @@ async def _find_jobs(tx: Transaction, ids: set[str]) -> dict[str, JobRow]:
     return {row.id: parse_job(row) for row in await tx.execute(query)}
 
 
-def _parse_due(
-    row: Row[Any], held: Mapping[str, JobRow], secrets: Mapping[str, list[str]]
-) -> DueDelivery:
+async def _find_bulks(tx: Transaction, event_ids: set[str]) -> dict[str, BulkNews]:
+    """Return what these events say, by their ids."""
+    if not event_ids:
+        return {}
+    names = ("id", "kind", "metadata", "errors", "output_file_id", "error_file_id")
+    query = (
+        select(bulk_events.c.id.label("event"), bulk_events.c.data, *(bulks.c[n] for n in names))
+        .join(bulks, bulks.c.id == bulk_events.c.bulk_id)
+        .where(bulk_events.c.id.in_(event_ids))
+    )
+    return {
+        row.event: BulkNews(counts=row.data, **{name: getattr(row, name) for name in names})
+        for row in await tx.execute(query)
+    }
+
+
+def _parse_due(row: Row[Any], subjects: _Subjects) -> DueDelivery:
     own = [row.secret, row.old_secret] if row.old_secret_is_valid else [row.secret]
     return DueDelivery(
         id=row.id,
@@ -208,8 +270,9 @@ def _parse_due(
         event_type=EventType(row.type),
         event_at=row.event_at,
         sequence=row.sequence,
-        job=held[row.job_id] if row.job_id else None,
-        secrets=own if row.endpoint_id else secrets[row.tenant],
+        job=subjects.jobs[row.job_id] if row.job_id else None,
+        bulk=subjects.bulks[row.event_id] if row.bulk_id else None,
+        secrets=own if row.endpoint_id else subjects.secrets[row.tenant],
     )
 
 
@@ -223,7 +286,7 @@ def _clean(text: str | None) -> str | None:
 
 _DESCRIBE = """
 SELECT d.id, d.attempt, d.failures, d.url, d.tenant, d.endpoint_id, d.receiver, d.job_id,
-    d.event_id, e.type, e.created_at AS event_at, e.sequence,
+    d.event_id, e.type, e.created_at AS event_at, e.sequence, e.bulk_id,
     p.id IS NOT NULL AND p.disabled_at IS NULL AS is_enabled, p.secret, p.old_secret,
     p.old_secret IS NOT NULL AND p.old_secret_until_at > {now} AS old_secret_is_valid,
     coalesce(r.failures, 0) AS receiver_failures

@@ -11,6 +11,7 @@ from storage.deliveries import DeliveryAttempt
 from storage.receivers import clear_failures
 from storage.statements import execute
 from storage.tables import deliveries, delivery_attempts, events
+from storage.tenancy import check_owner
 
 __all__ = [
     "AttemptRow",
@@ -39,9 +40,11 @@ class DeliveryRow:
     """A delivery as stored, with its attempts, oldest first. ``reason`` says why it is dead."""
 
     id: str
+    tenant: str
     event_id: str
     event_type: str
     job_id: str | None
+    bulk_id: str | None
     endpoint_id: str
     url: str
     state: DeliveryState
@@ -72,22 +75,25 @@ async def get_delivery(tx: Transaction, tenant: str, delivery_id: str) -> Delive
     return rows[0]
 
 
-async def list_deliveries(  # a filter each
+async def list_deliveries(  # noqa: PLR0913  # a filter each
     tx: Transaction,
     tenant: str,
     job_id: str | None = None,
     *,
+    bulk_id: str | None = None,
     endpoint_id: str | None = None,
     state: DeliveryState | None = None,
     after: str | None = None,
     limit: int = 100,
 ) -> list[DeliveryRow]:
-    """Return deliveries of a job or an endpoint, newest first; ``after`` is the last id seen."""
+    """Return deliveries of a job, a bulk or an endpoint, newest first; ``after`` is an id seen."""
     query = _select().where(deliveries.c.tenant == tenant)
     filters = {"job_id": job_id, "endpoint_id": endpoint_id, "state": state}
     for name, value in filters.items():
         if value is not None:
             query = query.where(deliveries.c[name] == value)
+    if bulk_id is not None:
+        query = query.where(events.c.bulk_id == bulk_id)
     if endpoint_id is not None:
         query = query.where(deliveries.c.endpoint_id != "")  # what the index is made for
     if after is not None:
@@ -129,12 +135,11 @@ async def redeliver_range(tx: Transaction, tenant: str, wanted: Redelivery) -> i
 
 
 def _select() -> Any:  # noqa: ANN401  # a Select of a dozen columns
-    names = ("id", "event_id", "job_id", "endpoint_id", "url", "state", "reason")
+    names = ("id", "tenant", "event_id", "job_id", "endpoint_id", "url", "state", "reason")
     moments = ("created_at", "due_at", "finished_at")
     columns = [deliveries.c[name] for name in (*names, *moments)]
-    return select(*columns, events.c.type.label("event_type")).join(
-        events, events.c.id == deliveries.c.event_id
-    )
+    subject = (events.c.type.label("event_type"), events.c.bulk_id)
+    return select(*columns, *subject).join(events, events.c.id == deliveries.c.event_id)
 
 
 async def _parse(tx: Transaction, rows: "list[Row[Any]] | Any") -> list[DeliveryRow]:  # noqa: ANN401
@@ -155,6 +160,8 @@ async def _parse(tx: Transaction, rows: "list[Row[Any]] | Any") -> list[Delivery
                 answer=row.answer,
             )
         )
+    for row in rows:
+        check_owner(row.tenant)
     return [DeliveryRow(**row._mapping, attempts=attempts[row.id]) for row in rows]  # noqa: SLF001
 
 

@@ -1,10 +1,10 @@
 """Events and who is to hear of them, written in the transaction of what they announce.
 
-Terminal events: one per job and generation. Test events are about no job.
+Terminal events: one per job or bulk and generation. Test events are about neither.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, select
@@ -19,14 +19,49 @@ from storage.ids import create_id
 from storage.receivers import name_receiver
 from storage.statements import execute, pack
 from storage.tables import events
+from storage.tenancy import check_owner
 
-__all__ = ["ENDED", "EventRow", "add_events", "add_test_event", "get_event", "list_events"]
+__all__ = [
+    "ENDED",
+    "Announcement",
+    "EventRow",
+    "add_events",
+    "add_test_event",
+    "announce",
+    "get_event",
+    "list_events",
+]
 
 #: The columns that a statement which may end jobs must return for ``add_events``.
 ENDED = (
     "id, tenant, state, attempt, generation, webhook_url, webhook_events, "
     "bulk_id, bulk_chunk, bulk_lines, item_count, scored_count, failed_count, usage"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What happened to a job or a bulk. ``own_url`` is its own webhook, ``own_events`` its filter.
+
+    Endpoints hear of it unless ``is_part``: of a job of a bulk, the bulk speaks.
+    """
+
+    tenant: str
+    type: EventType
+    generation: int
+    job_id: str | None = None
+    bulk_id: str | None = None
+    own_url: str | None = None
+    own_events: str | None = None
+    is_part: bool = False
+    id: str = field(default_factory=lambda: create_id("evt"))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its own webhook asked for it."""
+        if not self.own_url:
+            return False
+        return self.own_events is None or self.type in self.own_events.split(" ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +80,53 @@ class EventRow:
 async def add_events(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
     """Write the event, and the deliveries that are wanted, of every terminal row of ``ended``.
 
-    ``ended`` are rows with the columns ``ENDED``, as the UPDATE returned them. A job's own URL gets
-    the types that the job names, an endpoint those that it names; one that is disabled gets a dead
-    delivery, which can be sent again.
+    ``ended`` are rows with the columns ``ENDED``, as the UPDATE returned them.
     """
-    announced = [
-        (row, create_id("evt"), EVENT_OF_STATE[JobState(row.state)])
-        for row in ended
-        if row.state in TERMINAL
+    terminal = [row for row in ended if row.state in TERMINAL]
+    await count_ended(tx, [row for row in terminal if row.bulk_id is not None])
+    announcements = [
+        Announcement(
+            tenant=row.tenant,
+            type=EVENT_OF_STATE[JobState(row.state)],
+            generation=row.generation,
+            job_id=row.id,
+            own_url=row.webhook_url,
+            own_events=row.webhook_events,
+            is_part=row.bulk_id is not None,
+        )
+        for row in terminal
     ]
-    if not announced:
+    await announce(tx, announcements)
+
+
+async def announce(tx: Transaction, announcements: Sequence[Announcement]) -> None:
+    """Write these events, and a delivery to each that wants one.
+
+    An own URL gets the types that its job or bulk names, an endpoint those that it names; one that
+    is disabled gets a dead delivery, which can be sent again.
+    """
+    if not announcements:
         return
-    await count_ended(tx, [row for row, _, _ in announced if row.bulk_id is not None])
     rows = [
         {
-            "id": event_id,
-            "job_id": row.id,
-            "generation": row.generation,
-            "tenant": row.tenant,
-            "type": kind,
+            "id": each.id,
+            "job_id": each.job_id,
+            "bulk_id": each.bulk_id,
+            "generation": each.generation,
+            "tenant": each.tenant,
+            "type": each.type,
         }
-        for row, event_id, kind in announced
+        for each in announcements
     ]
     await execute(tx, _INSERT_EVENTS, {"rows": pack(rows)})
-    endpoints = await list_endpoints(tx, {row.tenant for row, _, _ in announced})
-    wanted = [
-        _render_own(row, event_id)
-        for row, event_id, kind in announced
-        if row.webhook_url and (row.webhook_events is None or kind in row.webhook_events.split(" "))
-    ]
+    public = [each for each in announcements if not each.is_part]
+    endpoints = await list_endpoints(tx, {each.tenant for each in public}) if public else []
+    wanted = [_render_own(each) for each in announcements if each.is_wanted]
     wanted += [
-        _render_registered(endpoint, event_id, row.id)
-        for row, event_id, kind in announced
+        _render_registered(endpoint, each)
+        for each in public
         for endpoint in endpoints
-        if endpoint.tenant == row.tenant and endpoint.wants(kind)
+        if endpoint.tenant == each.tenant and endpoint.wants(each.type)
     ]
     if wanted:
         await execute(tx, _INSERT_DELIVERIES, {"rows": pack(wanted)})
@@ -89,17 +137,13 @@ async def add_test_event(tx: Transaction, endpoint: EndpointRow) -> tuple[str, s
 
     Return the ids of the event and of its delivery.
     """
-    event = {
-        "id": create_id("evt"),
-        "job_id": None,
-        "generation": 0,
-        "tenant": endpoint.tenant,
-        "type": EventType.WEBHOOK_TEST,
-    }
-    await execute(tx, _INSERT_EVENTS, {"rows": pack([event])})
-    delivery = _render_registered(endpoint, str(event["id"]), None)
+    test = Announcement(
+        tenant=endpoint.tenant, type=EventType.WEBHOOK_TEST, generation=0, is_part=True
+    )
+    await announce(tx, [test])
+    delivery = _render_registered(endpoint, test)
     await execute(tx, _INSERT_DELIVERIES, {"rows": pack([delivery])})
-    return str(event["id"]), str(delivery["id"])
+    return test.id, str(delivery["id"])
 
 
 async def get_event(tx: Transaction, event_id: str) -> EventRow:
@@ -117,26 +161,27 @@ async def list_events(tx: Transaction, job_id: str) -> list[EventRow]:
     return [_parse(row) for row in await tx.execute(query)]
 
 
-def _render_own(row: Row[Any], event_id: str) -> dict[str, Any]:
+def _render_own(about: Announcement) -> dict[str, Any]:
+    url = str(about.own_url)
     return {
         "id": create_id("dlv"),
-        "event_id": event_id,
-        "job_id": row.id,
-        "tenant": row.tenant,
+        "event_id": about.id,
+        "job_id": about.job_id,
+        "tenant": about.tenant,
         "endpoint_id": "",
-        "url": row.webhook_url,
-        "receiver": name_receiver(row.tenant, row.webhook_url),
+        "url": url,
+        "receiver": name_receiver(about.tenant, url),
         "state": "pending",
         "reason": None,
     }
 
 
-def _render_registered(endpoint: EndpointRow, event_id: str, job_id: str | None) -> dict[str, Any]:
+def _render_registered(endpoint: EndpointRow, about: Announcement) -> dict[str, Any]:
     is_enabled = endpoint.disabled_at is None
     return {
         "id": create_id("dlv"),
-        "event_id": event_id,
-        "job_id": job_id,
+        "event_id": about.id,
+        "job_id": about.job_id,
         "tenant": endpoint.tenant,
         "endpoint_id": endpoint.id,
         "url": endpoint.url,
@@ -147,6 +192,7 @@ def _render_registered(endpoint: EndpointRow, event_id: str, job_id: str | None)
 
 
 def _parse(row: Row[Any]) -> EventRow:
+    check_owner(row.tenant)
     return EventRow(
         row.sequence,
         row.id,
@@ -159,9 +205,10 @@ def _parse(row: Row[Any]) -> EventRow:
 
 
 _INSERT_EVENTS = """
-INSERT INTO events (id, job_id, generation, tenant, type, created_at)
-SELECT id, job_id, generation, tenant, type, {now}
-FROM {rows(id text, job_id text, generation integer, tenant text, type text)} r ORDER BY id
+INSERT INTO events (id, job_id, bulk_id, generation, tenant, type, created_at)
+SELECT id, job_id, bulk_id, generation, tenant, type, {now}
+FROM {rows(id text, job_id text, bulk_id text, generation integer, tenant text, type text)} r
+ORDER BY id
 """
 
 _INSERT_DELIVERIES = """

@@ -13,6 +13,7 @@ from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
 from storage.tables import files
+from storage.tenancy import check_owner
 
 __all__ = [
     "FileRow",
@@ -144,6 +145,7 @@ async def drop_file(tx: Transaction, file_id: str) -> None:
 
 
 def _parse(row: Row[Any]) -> FileRow:
+    check_owner(row.tenant)
     return FileRow(*(getattr(row, name) for name in FileRow.__dataclass_fields__))
 
 

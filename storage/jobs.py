@@ -25,11 +25,13 @@ from storage.ids import create_id
 from storage.refs import TensorRef, decode_tensors
 from storage.statements import execute, render_hint
 from storage.tables import RARE, jobs
+from storage.tenancy import check_owner
 
 __all__ = [
     "JobRow",
     "NewJob",
     "QueueDepth",
+    "RunningJobs",
     "add_jobs",
     "finished_among",
     "get_job",
@@ -37,6 +39,7 @@ __all__ = [
     "parse_job",
     "queue_depth",
     "read_request",
+    "running_jobs",
     "select_jobs",
 ]
 
@@ -46,12 +49,15 @@ _OPEN = [state.value for state in JobState if state not in TERMINAL]
 _RARE = TERMINAL - {JobState.SUCCEEDED}
 _PAYLOAD = ("result", "tensors")
 _UNREAD: tuple[str, ...] = ("request", "available_at", "lease_until_at", "hinted_at")
-_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines")
+_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines", "stored_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What a client submitted. ``request`` is opaque; it is compressed on its way in."""
+    """What a client submitted. ``request`` is opaque; it is compressed on its way in.
+
+    ``origin`` is JSON of ``contract.origins``.
+    """
 
     tenant: str
     model: str
@@ -65,6 +71,7 @@ class NewJob:
     queue_deadline_s: float | None = None
     run_timeout_s: float | None = None
     expires_after_s: float | None = None
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,7 @@ class JobRow:
     receipt_hash: str | None
     blob_key: str | None
     bulk_id: str | None = None
+    origin: str | None = None
     result: bytes | None = None
     tensors: list[TensorRef] = field(default_factory=list)
 
@@ -120,6 +128,16 @@ class QueueDepth:
     count: int
     tokens: int
     oldest_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJobs:
+    """What one worker has in its hands of one model and lane."""
+
+    worker: str
+    model: str
+    lane: Lane
+    count: int
 
 
 async def add_jobs(tx: Transaction, new: Sequence[NewJob]) -> list[JobRow]:
@@ -157,6 +175,7 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
     *,
     state: JobState | None = None,
     model: str | None = None,
+    bulk_id: str | None = None,
     error_code: str | None = None,
     metadata: Mapping[str, str] | None = None,
     after: str | None = None,
@@ -173,6 +192,8 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
             query = query.where(text(RARE))
     if model is not None:
         query = query.where(jobs.c.model == model)
+    if bulk_id is not None:
+        query = query.where(jobs.c.bulk_id == bulk_id)
     if error_code is not None:
         # Stored by msgspec with the code first: no cast to JSON, which SQLite and PostgreSQL spell
         # in different ways.
@@ -219,6 +240,12 @@ async def queue_depth(tx: Transaction) -> list[QueueDepth]:
     ]
 
 
+async def running_jobs(tx: Transaction) -> list[RunningJobs]:
+    """Return what runs, by worker, model and lane; reads only what workers hold."""
+    result = await execute(tx, _RUNNING, {})
+    return [RunningJobs(row.worker, row.model, LANES[row.lane], row.held) for row in result]
+
+
 def select_jobs(*, payload: bool) -> Any:  # noqa: ANN401  # a Select of thirty columns
     """Select the columns of ``JobRow``; ``payload`` adds the result and the tensors."""
     skipped = _UNREAD if payload else _UNREAD + _PAYLOAD
@@ -227,6 +254,7 @@ def select_jobs(*, payload: bool) -> Any:  # noqa: ANN401  # a Select of thirty 
 
 def parse_job(row: Row[Any]) -> JobRow:
     """Turn a row of ``select_jobs`` into a ``JobRow``."""
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     values["lane"] = LANES[values["lane"]]
     values["state"] = JobState(values["state"])
@@ -256,6 +284,12 @@ FROM jobs WHERE state = 'queued' GROUP BY model, lane ORDER BY model, lane
 """
 
 
+_RUNNING = """
+SELECT worker, model, lane, count(*) AS held
+FROM jobs WHERE state = 'running' GROUP BY worker, model, lane ORDER BY worker, model, lane
+"""
+
+
 def _render_jobs(new: Sequence[NewJob]) -> list[dict[str, Any]]:
     return [
         {
@@ -272,6 +306,7 @@ def _render_jobs(new: Sequence[NewJob]) -> list[dict[str, Any]]:
             "deadline_s": job.queue_deadline_s,
             "run_timeout_s": job.run_timeout_s,
             "expires_after_s": job.expires_after_s,
+            "origin": job.origin,
         }
         for job in new
     ]

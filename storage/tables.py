@@ -40,6 +40,7 @@ __all__ = [
     "receivers",
     "score_cache",
     "tenants",
+    "throughput",
     "webhook_endpoints",
     "workers",
 ]
@@ -61,8 +62,9 @@ _Json = JSON().with_variant(JSONB, "postgresql")
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
 
 
-def _partial(name: str, *columns: str, where: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
 jobs = Table(
@@ -108,6 +110,8 @@ jobs = Table(
     Column("bulk_id", Text),
     Column("bulk_chunk", Integer),  # the first line of its chunk
     Column("bulk_lines", Integer),  # how many of the bulk's lines it decides
+    Column("origin", Text),  # JSON: the request that submitted it, and its trace
+    Column("stored_bytes", BigInteger),  # its request and its tensors
     Index("ix_jobs_tenant_id", "tenant", "id"),
     # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
     # In the order of available_at, which no other index has: PostgreSQL would take that one.
@@ -162,11 +166,21 @@ events = Table(
     Column("sequence", _Sequence, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
     Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE")),  # none: not about a job
+    Column("bulk_id", Text),  # its counters are in bulk_events, under the same id
     Column("generation", Integer, nullable=False),
     Column("tenant", Text, nullable=False),
     Column("type", Text, nullable=False),
     Column("created_at", Float(53), nullable=False),
     UniqueConstraint("job_id", "generation"),
+    _partial("ix_events_bulk", "bulk_id", "sequence", where="bulk_id IS NOT NULL"),
+    # One end of a bulk and run of it, whatever ends it.
+    _partial(
+        "uq_events_bulk_end",
+        "bulk_id",
+        "generation",
+        where="bulk_id IS NOT NULL AND type <> 'batch.progress'",
+        unique=True,
+    ),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
 
@@ -177,13 +191,11 @@ deliveries = Table(
     Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
     Column("job_id", Text),
     Column("tenant", Text, nullable=False),
-    Column(
-        "endpoint_id", Text, nullable=False, server_default=text("''")
-    ),  # empty: the job's own URL
+    # empty: the job's own URL
+    Column("endpoint_id", Text, nullable=False, server_default=text("''")),
     Column("url", Text, nullable=False),
-    Column(
-        "receiver", Text, nullable=False, server_default=text("''")
-    ),  # tenant and origin of the URL
+    # tenant and origin of the URL
+    Column("receiver", Text, nullable=False, server_default=text("''")),
     Column("state", Text, nullable=False),  # pending, delivered, dead
     Column("attempt", Integer, nullable=False),  # the fencing number
     Column("failures", Integer, nullable=False, server_default=text("0")),  # steps up the ladder
@@ -198,6 +210,13 @@ deliveries = Table(
     _partial("ix_deliveries_endpoint", "endpoint_id", "id", where="endpoint_id <> ''"),
     # The claim's index: a loose scan of it finds the receivers, and of each what is due first.
     _partial("ix_deliveries_pending", "receiver", "due_at", where="state = 'pending'"),
+    # What is on its way now, as few as there are places: the claim counts it.
+    _partial(
+        "ix_deliveries_in_flight",
+        "receiver",
+        where="state = 'pending' AND worker IS NOT NULL",
+    ),
+    _partial("ix_deliveries_dead", "id", where="state = 'dead'"),  # they are counted
 )
 
 #: Receivers whose last attempts failed, and until when they are left alone; the others have no row.
@@ -232,12 +251,7 @@ webhook_endpoints = Table(
 delivery_attempts = Table(
     "delivery_attempts",
     metadata,
-    Column(
-        "delivery_id",
-        Text,
-        ForeignKey("deliveries.id", ondelete="CASCADE"),
-        primary_key=True,
-    ),
+    Column("delivery_id", Text, ForeignKey("deliveries.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("created_at", Float(53), nullable=False),
     Column("status", Integer),
@@ -286,6 +300,18 @@ workers = Table(
     Column("models", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("heartbeat_at", Float(53), nullable=False),
+    Column("memory_bytes", BigInteger),
+    Column("device_memory_bytes", BigInteger),
+    Column("device_memory_total_bytes", BigInteger),
+)
+
+#: What was done in each ten seconds of the last hour.
+throughput = Table(
+    "throughput",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
 )
 
 counters = Table(
@@ -334,6 +360,10 @@ bulks = Table(
     Column("output_file_id", Text),
     Column("error_file_id", Text),
     Column("attempt", Integer, nullable=False),  # the fencing number of whoever ingests it
+    Column("generation", Integer, nullable=False, server_default=text("0")),  # one end per run
+    Column("progress_step", Integer, nullable=False, server_default=text("0")),  # last announced
+    Column("webhook_url", Text),
+    Column("webhook_events", Text),
     Column("lease_until_at", Float(53)),
     Column("paused_at", Float(53)),
     Column("final_state", Text),  # what it becomes once it is let go

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from contract.bulks import BulkState
 from contract.config import Settings
 from contract.errors import NotFoundError, StoreUnavailableError
 from contract.jobs import JobState
@@ -14,7 +15,7 @@ from contract.results import StoredResult
 from contract.scores import JobCounts
 from contract.webhooks import Event, EventType
 from storage.blobs import BlobStore
-from storage.deliveries import DueDelivery
+from storage.deliveries import BulkNews, DueDelivery
 from storage.jobs import JobRow
 from storage.refs import TensorRef
 
@@ -25,7 +26,14 @@ _MAX_SCORES_BYTES = 8_000
 #: About how many characters a float takes in JSON.
 _SCORE_CHARACTERS = 13
 #: Left out in this order where a body would be too large; all of it is behind the links.
-_OPTIONAL = ("scores", "errors", "labels", "metadata", "warnings")
+_OPTIONAL = ("scores", "errors", "labels", "metadata", "error")
+_STATE_OF_EVENT = {
+    EventType.BATCH_PROGRESS: BulkState.RUNNING,
+    EventType.BATCH_COMPLETED: BulkState.COMPLETED,
+    EventType.BATCH_FAILED: BulkState.FAILED,
+    EventType.BATCH_CANCELLED: BulkState.CANCELLED,
+    EventType.BATCH_EXPIRED: BulkState.EXPIRED,
+}
 
 
 async def render_body(settings: Settings, blobs: BlobStore, delivery: DueDelivery) -> bytes:
@@ -33,15 +41,12 @@ async def render_body(settings: Settings, blobs: BlobStore, delivery: DueDeliver
 
     Scores are in it when they are small; hidden states are always behind a link.
     """
-    job = delivery.job
-    if job is None:
-        return _encode(delivery, {"object": "test", "endpoint": delivery.endpoint_id})
-    data = _describe_job(settings, job)
-    result = _parse_result(job)
-    if job.state in {JobState.SUCCEEDED, JobState.PARTIAL}:
-        scores = await _read_scores(blobs, job, result)
-        optional = {"labels": result.labels, "scores": scores, "errors": result.errors}
-        data.update({name: value for name, value in optional.items() if value is not None})
+    if delivery.job is not None:
+        data = await _describe_job(settings, blobs, delivery.job)
+    elif delivery.bulk is not None:
+        data = _describe_bulk(settings, delivery.bulk, delivery.event_type)
+    else:
+        data = {"object": "test", "endpoint": delivery.endpoint_id}
     body = _encode(delivery, data)
     for name in _OPTIONAL:
         if len(body) <= _MAX_BYTES:
@@ -62,15 +67,14 @@ def _encode(delivery: DueDelivery, data: Mapping[str, Any]) -> bytes:
     )
 
 
-def _describe_job(settings: Settings, job: JobRow) -> dict[str, Any]:
-    base = settings.public_url.rstrip("/") or f"http://{settings.host}:{settings.port}"
-    url = f"{base}/v1/jobs/{job.id}"
+async def _describe_job(settings: Settings, blobs: BlobStore, job: JobRow) -> dict[str, Any]:
+    url = f"{_base_url(settings)}/v1/jobs/{job.id}"
     links = {"self": url}
     if job.state in {JobState.SUCCEEDED, JobState.PARTIAL}:
         links["scores"] = f"{url}/scores"
     if _find_tensor(job, "hidden_states") is not None:
         links["hidden_states"] = f"{url}/hidden_states"
-    return {
+    data = {
         "id": job.id,
         "object": "job",
         "state": job.state,
@@ -82,6 +86,39 @@ def _describe_job(settings: Settings, job: JobRow) -> dict[str, Any]:
         "error": _raw(job.error),
         "links": links,
     }
+    if job.state in {JobState.SUCCEEDED, JobState.PARTIAL}:
+        result = _parse_result(job)
+        scores = await _read_scores(blobs, job, result)
+        optional = {"labels": result.labels, "scores": scores, "errors": result.errors}
+        data.update({name: value for name, value in optional.items() if value is not None})
+    return data
+
+
+def _describe_bulk(settings: Settings, bulk: BulkNews, kind: EventType) -> dict[str, Any]:
+    """Counts are of the moment of the event; a state is said by its type alone."""
+    base = _base_url(settings)
+    url = f"{base}/v1/bulks/{bulk.id}"
+    links = {"self": url, "results": f"{url}/results"}
+    data: dict[str, Any] = {
+        "id": bulk.id,
+        "object": bulk.kind,
+        "state": _STATE_OF_EVENT[kind],
+        "counts": msgspec.Raw(bulk.counts.encode()),
+        "metadata": bulk.metadata,
+        "links": links,
+    }
+    if bulk.kind == "batch":
+        links["batch"] = f"{base}/v1/batches/{bulk.id}"
+        if kind is not EventType.BATCH_PROGRESS:
+            data["output_file_id"] = bulk.output_file_id
+            data["error_file_id"] = bulk.error_file_id
+    if bulk.errors is not None and kind is not EventType.BATCH_PROGRESS:
+        data["errors"] = msgspec.Raw(bulk.errors.encode())
+    return data
+
+
+def _base_url(settings: Settings) -> str:
+    return settings.public_url.rstrip("/") or f"http://{settings.host}:{settings.port}"
 
 
 def _raw(document: bytes | None) -> msgspec.Raw | None:

@@ -5,7 +5,7 @@ import os
 __all__ = ["CRASH_POINTS", "crash_here"]
 
 #: In the order of a job's way. ``before_event`` is before a webhook is sent, ``after_event`` after
-#: it was answered and before that is recorded, ``after_record`` after that.
+#: it was answered, ``before_record`` in the transaction that records it, ``after_record`` after.
 CRASH_POINTS = (
     "after_claim",
     "after_forward",
@@ -14,6 +14,7 @@ CRASH_POINTS = (
     "after_commit",
     "before_event",
     "after_event",
+    "before_record",
     "after_record",
 )
 _KILLED = 137

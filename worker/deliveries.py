@@ -2,14 +2,13 @@
 
 Needs no model and no torch. A delivery is claimed and fenced like a job, so any number of
 processes may deliver; the event's id is the same at every attempt. A receiver that is slow or down
-takes up its own places only: never more than ``webhook_endpoint_concurrency`` of this process, and
+takes up its own places only: never more than ``webhook_endpoint_concurrency`` of all processes, and
 one while it fails.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Sequence
 
 from aiohttp import ClientSession
@@ -19,6 +18,7 @@ from contract.errors import StoreUnavailableError
 from storage.database import Transaction
 from storage.deliveries import (
     AttemptReport,
+    Claimed,
     DeliveryAttempt,
     DueDelivery,
     claim_deliveries,
@@ -35,6 +35,8 @@ _LOG = logging.getLogger(__name__)
 _KEPT_ANSWER_BYTES = 2048
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
+#: How soon to look again where another process was claiming from the same receiver.
+_CONTENDED_S = 0.05
 
 
 class Deliverer:
@@ -57,9 +59,10 @@ class Deliverer:
         self._worker = worker
         self._wake = asyncio.Event()
         self._stopping = False
-        #: By receiver, what is claimed and not yet recorded: a place is free after the record, so
-        #: that the claim knows how the last attempt went.
-        self._busy: Counter[str] = Counter()
+        #: What is claimed and not yet recorded: a place is free after the record, so that the claim
+        #: knows how the last attempt went.
+        self._in_flight = 0
+        self._contended = False
         self._reports: list[AttemptReport] = []
         self._backoff_s = _FIRST_BACKOFF_S
         #: Longer than an attempt can take: what is not recorded by then is somebody else's.
@@ -81,7 +84,7 @@ class Deliverer:
     async def run(self) -> None:
         """Deliver until ``stop``, then until what is in flight is recorded."""
         async with asyncio.TaskGroup() as attempts:
-            while not self._stopping or self._busy:
+            while not self._stopping or self._in_flight:
                 self._wake.clear()
                 for delivery in await self._turn():
                     attempts.create_task(self._deliver(delivery))
@@ -89,19 +92,22 @@ class Deliverer:
 
     async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.sweep_s):
+            limit_s = self._settings.sweep_s
+            async with asyncio.timeout(min(limit_s, _CONTENDED_S) if self._contended else limit_s):
                 await self._wake.wait()
 
     async def _turn(self) -> list[DueDelivery]:
         """Record what came back and claim what is due, in one commit; the next turn repeats it."""
         reports, self._reports = self._reports, []
-        busy = self._busy - Counter(report.delivery.receiver for report in reports)
-        due: list[DueDelivery] = []
+        in_flight = self._in_flight - len(reports)
+        claimed = Claimed([])
         try:
             async with self._database.transaction() as tx:
                 kept = await record_attempts(tx, reports, hopeless_s=HOPELESS_S)
                 if not self._stopping:
-                    due = await self._claim(tx, busy)
+                    claimed = await self._claim(tx, in_flight)
+                if reports:
+                    crash_here("before_record", self._settings.crash_at)
         except StoreUnavailableError as error:
             _LOG.warning("deliveries wait for the store", extra={"reason": error.message})
             self._reports += reports
@@ -113,20 +119,20 @@ class Deliverer:
         if reports:
             crash_here("after_record", self._settings.crash_at)
         self._note(reports, kept)
-        self._busy = busy + Counter(delivery.receiver for delivery in due)
-        return due
+        self._in_flight = in_flight + len(claimed.due)
+        self._contended = claimed.contended
+        return claimed.due
 
-    async def _claim(self, tx: Transaction, busy: Counter[str]) -> list[DueDelivery]:
-        free = self._settings.webhook_concurrency - busy.total()
+    async def _claim(self, tx: Transaction, in_flight: int) -> Claimed:
+        free = self._settings.webhook_concurrency - in_flight
         if free <= 0:
-            return []
+            return Claimed([])
         return await claim_deliveries(
             tx,
             worker=self._worker,
             limit=free,
             lease_s=self._lease_s,
             places=self._settings.webhook_endpoint_concurrency,
-            busy=busy,
         )
 
     async def _deliver(self, delivery: DueDelivery) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from contract.config import Settings
 from contract.errors import DeadlineExceededError, ScoreError, StoreUnavailableError
-from contract.scores import ItemError, ScoreRequest
+from contract.scores import ItemError, ScoreRequest, Usage
 from storage import claims as claims_table
 from storage.blobs import BlobInfo
 from storage.claims import Claim, ClaimedJob
@@ -51,6 +51,8 @@ class Counts:
     """What this worker did since it started."""
 
     completed: int = 0
+    items: int = 0
+    tokens: int = 0
     fenced: int = 0
     released: int = 0
     retried: int = 0
@@ -160,7 +162,7 @@ class Tasks:
         crash_here("after_commit", self.settings.crash_at)
         await self._give_back(conclusion)
         await self._drop_fenced(outcomes, done, blob)
-        self.counts.completed += len(done)
+        self._count_done(outcomes, done)
         if done:
             await self.stores.queue.publish_finished(sorted(done))
             self.announced()
@@ -347,6 +349,15 @@ class Tasks:
         self.leases.drop(claims)
         self.counts.released += freed
         self.counts.retried += delayed
+
+    def _count_done(self, outcomes: Sequence[JobOutcome], done: set[str]) -> None:
+        self.counts.completed += len(done)
+        for outcome in outcomes:
+            if outcome.id in done:
+                self.counts.items += outcome.scored
+                if outcome.usage is not None:
+                    usage = msgspec.json.decode(outcome.usage, type=Usage)
+                    self.counts.tokens += usage.prompt_tokens
 
     async def _drop_fenced(
         self, outcomes: Sequence[JobOutcome], done: set[str], blob: BlobInfo | None

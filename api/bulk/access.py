@@ -10,10 +10,10 @@ from aiohttp import web
 from api.bulk.runner import BulkRunner
 from api.bulk.settings import parse_options, parse_source
 from api.state import DATABASE, tenant_of
-from contract.bulks import ENDED_BULKS, Bulk, BulkCounts, BulkState, LineError
+from contract.bulks import ENDED_BULKS, Bulk, BulkCounts, LineError
 from contract.errors import NotFoundError
 from contract.moments import render_moment
-from storage.bulk_counts import Tally, sum_chunks
+from storage.bulk_counts import read_counts
 from storage.bulks import BulkRow, get_bulk
 from storage.database import Transaction
 
@@ -41,15 +41,7 @@ async def find_bulk(request: web.Request, name: str = "id") -> BulkRow:
 
 async def counts_of(tx: Transaction, bulk: BulkRow) -> BulkCounts:
     """Return what became of the bulk's lines and items so far."""
-    tally, items, _ = await sum_chunks(tx, bulk.id)
-    lines_cancelled, lines_failed = tally.lines_cancelled, tally.lines_failed
-    if bulk.state is BulkState.FAILED and not bulk.ingested_lines:
-        lines_failed = bulk.refused_lines
-    elif bulk.state in ENDED_BULKS:  # lines that were never stored went with the others
-        lines_cancelled += bulk.total_lines - bulk.ingested_lines
-    values = {name: getattr(tally, name) for name in Tally.__dataclass_fields__}
-    changed = {"lines_cancelled": lines_cancelled, "lines_failed": lines_failed}
-    return BulkCounts(**(values | changed), lines=bulk.total_lines, items=items)
+    return await read_counts(tx, bulk.id)
 
 
 def errors_of(bulk: BulkRow) -> list[LineError]:

@@ -15,11 +15,11 @@ from contract.errors import NotFoundError
 from contract.jobs import TERMINAL, JobState
 from contract.scores import ItemError
 from storage.blobs import BlobStore
-from storage.bulk_chunks import Chunk, read_chunks, read_jobs
+from storage.bulk_chunks import Chunk, places_by_line, read_chunks, read_jobs
 from storage.database import Database
 from storage.jobs import JobRow
 
-__all__ = ["LineResult", "ScoredItems", "load_items", "read_results"]
+__all__ = ["LineResult", "ScoredItems", "load_items", "read_results", "take_done"]
 
 _CHUNKS_A_PAGE = 8
 #: Tensors of one blob that lie within so many bytes are read at once.
@@ -80,7 +80,7 @@ async def read_results(
     while True:
         async with database.snapshot() as tx:
             chunks = await read_chunks(tx, bulk_id, from_line=position, limit=_CHUNKS_A_PAGE)
-        done = _take_done(chunks)
+        done = take_done(chunks)
         if done:
             ids = {segment.job_id for chunk in done for segment in chunk.sources}
             items = await load_items(database, blobs, ids)
@@ -110,7 +110,8 @@ async def load_items(database: Database, blobs: BlobStore, ids: set[str]) -> dic
         return await asyncio.to_thread(_decode_all, rows, data)
 
 
-def _take_done(chunks: Sequence[Chunk]) -> list[Chunk]:
+def take_done(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Return the chunks before the first that has work left."""
     done: list[Chunk] = []
     for chunk in chunks:
         if chunk.open_jobs:
@@ -180,20 +181,12 @@ def _problem_of(row: JobRow) -> tuple[str, str]:
 def _render(chunks: Sequence[Chunk], items: Mapping[str, ScoredItems]) -> list[LineResult]:
     lines: list[LineResult] = []
     for chunk in chunks:
-        places = [
-            (items.get(segment.job_id, _GONE), segment.first + offset)
-            for segment in chunk.sources
-            for offset in range(segment.count)
-        ]
-        begin = 0
-        for offset, line in enumerate(chunk.lines):
-            number = chunk.first_line + offset + 1
+        for number, line, places in places_by_line(chunk):
             if line.code is not None:
                 refused = (line.code, line.message or "")
                 lines.append(LineResult(number, line.custom_id, refused=refused))
                 continue
-            mine = places[begin : begin + line.item_count]
-            begin += line.item_count
+            mine = [(items.get(job_id, _GONE), index) for job_id, index in places]
             lines.append(_render_line(number, line.custom_id, mine, line.form or {}))
     return lines
 

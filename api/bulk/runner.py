@@ -6,7 +6,6 @@ Every API process runs both; leases and conditions in SQL keep them out of each 
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
 from typing import Any
 
 from api.bulk.indexing import index
@@ -15,11 +14,11 @@ from api.bulk.inputs import BulkInput
 from api.bulk.output import write_outputs, write_refusals
 from api.bulk.retrying import retry_chunk
 from api.catalog import Catalog
-from contract.bulks import BulkEventType, BulkState, LineError
+from contract.bulks import ENDED_BULKS, BulkState, LineError
 from contract.errors import ScoreError, StoreUnavailableError
 from storage.bulk_chunks import cancel_chunk_jobs, find_poisoned, has_open_chunks, read_chunks
 from storage.bulk_counts import sum_chunks
-from storage.bulk_events import add_bulk_event
+from storage.bulk_events import add_progress
 from storage.bulks import (
     BulkRow,
     change_bulk,
@@ -54,7 +53,6 @@ class BulkRunner:
         self._catalog = catalog
         self._queue = queue
         self._wakes = (asyncio.Event(), asyncio.Event())
-        self._steps: dict[str, int] = defaultdict(int)
 
     def wake(self) -> None:
         """Look for work now."""
@@ -86,7 +84,7 @@ class BulkRunner:
             await self._sleep(1)
 
     async def read_once(self) -> bool:
-        """Take one bulk and do what it needs; false where there is none."""
+        """Take one bulk and do what it needs; return whether another look is worth it at once."""
         async with self.given.database.snapshot() as tx:
             if not await has_work(tx):
                 return False
@@ -94,8 +92,9 @@ class BulkRunner:
             bulk = await claim_bulk(tx, lease_s=LEASE_S)
         if bulk is None:
             return False
+        more = True
         try:
-            await self._advance(bulk)
+            more = await self._advance(bulk)
         except StoreUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001  # the edge of a reader: the bulk says why
@@ -103,8 +102,9 @@ class BulkRunner:
             await self._refuse(bulk, error)
         async with self.given.database.transaction() as tx:
             await release_bulk(tx, bulk)
-        self.wake()
-        return True
+        if more:
+            self.wake()
+        return more
 
     async def sweep_once(self) -> None:
         """Look at every open bulk once."""
@@ -133,15 +133,16 @@ class BulkRunner:
                 await drop_file(tx, file_id)
         return len(gone)
 
-    async def _advance(self, bulk: BulkRow) -> None:
+    async def _advance(self, bulk: BulkRow) -> bool:
         if bulk.state is BulkState.VALIDATING:
             await self._validate(bulk)
-        elif bulk.state is BulkState.RUNNING:
-            await ingest(self.given, bulk, await self._catalog.statuses(), self._queue)
         elif bulk.state is BulkState.FINALIZING:
             await self._finalize(bulk)
+        elif bulk.state is BulkState.RUNNING and _is_being_read(bulk):
+            await ingest(self.given, bulk, await self._catalog.statuses(), self._queue)
         else:
-            await index(self.given, bulk)
+            return await index(self.given, bulk)
+        return True
 
     async def _validate(self, bulk: BulkRow) -> None:
         found = await validate(self.given, bulk, await self._catalog.statuses())
@@ -149,40 +150,47 @@ class BulkRunner:
         files: dict[str, Any] = {}
         if state is BulkState.FAILED and bulk.kind == "batch":
             files |= await write_refusals(self.given, bulk, found.errors)
-        async with self.given.database.transaction() as tx:
-            await change_bulk(
-                tx,
-                bulk,
-                state=state,
-                errors=render_errors(found.errors),
-                total_lines=found.lines,
-                refused_lines=found.refused,
-                **files,
-            )
+        await self._enter(
+            bulk,
+            state,
+            errors=render_errors(found.errors),
+            total_lines=found.lines,
+            refused_lines=found.refused,
+            **files,
+        )
 
     async def _finalize(self, bulk: BulkRow) -> None:
         files: dict[str, Any] = await write_outputs(self.given, bulk)
         final = BulkState(bulk.final_state or BulkState.COMPLETED)
-        async with self.given.database.transaction() as tx:
-            await change_bulk(tx, bulk, state=final, **files)
+        await self._enter(bulk, final, **files)
 
     async def _refuse(self, bulk: BulkRow, error: Exception) -> None:
         """A bulk whose reader raised: what runs of it goes on to its end, the rest will not."""
         message = error.message if isinstance(error, ScoreError) else type(error).__name__
         code = error.code if isinstance(error, ScoreError) else "internal"
         errors = render_errors([LineError(code=code, message=message)])
-        async with self.given.database.transaction() as tx:
-            if bulk.state is BulkState.VALIDATING:
-                await change_bulk(tx, bulk, state=BulkState.FAILED, errors=errors)
-            elif bulk.state is BulkState.RUNNING:
-                final = BulkState.FAILED.value
-                await change_bulk(
-                    tx, bulk, state=BulkState.CANCELLING, errors=errors, final_state=final
-                )
-            elif bulk.state is BulkState.FINALIZING:
-                await change_bulk(tx, bulk, state=BulkState.FAILED, errors=errors)
-            else:
+        if bulk.state in {BulkState.VALIDATING, BulkState.FINALIZING}:
+            await self._enter(bulk, BulkState.FAILED, errors=errors)
+        elif bulk.state is BulkState.RUNNING and _is_being_read(bulk):
+            final = BulkState.FAILED.value
+            await self._enter(bulk, BulkState.CANCELLING, errors=errors, final_state=final)
+        else:
+            async with self.given.database.transaction() as tx:
                 await change_bulk(tx, bulk, indexed_lines=bulk.ingested_lines)
+
+    async def _enter(
+        self,
+        bulk: BulkRow,
+        state: BulkState,
+        *,
+        fenced: bool = True,
+        **values: Any,  # noqa: ANN401  # columns of the row
+    ) -> None:
+        """Change the bulk's state; where that ends it, wake those that deliver the news."""
+        async with self.given.database.transaction() as tx:
+            changed = await change_bulk(tx, bulk, fenced=fenced, state=state, **values)
+        if changed and state in ENDED_BULKS:
+            await self._queue.publish_finished([bulk.id])
 
     async def _look_at(self, bulk: BulkRow) -> None:
         if bulk.paused_at is not None:
@@ -196,18 +204,17 @@ class BulkRunner:
             return
         ended = tally.lines_completed + tally.lines_failed + tally.lines_cancelled
         step = 100 * ended // max(1, bulk.total_lines) // _PROGRESS_STEP
-        if step > self._steps[bulk.id]:
-            self._steps[bulk.id] = step
+        if step > bulk.progress_step:
             async with self.given.database.transaction() as tx:
-                await add_bulk_event(tx, bulk.id, BulkEventType.PROGRESS)
+                is_new = await add_progress(tx, bulk.id, step)
+            if is_new:
+                await self._queue.publish_finished([bulk.id])
 
     async def _end(self, bulk: BulkRow) -> None:
         if await self._split_poisoned(bulk):
             return
-        self._steps.pop(bulk.id, None)
         state = BulkState.FINALIZING if bulk.kind == "batch" else BulkState.COMPLETED
-        async with self.given.database.transaction() as tx:
-            await change_bulk(tx, bulk, fenced=False, state=state)
+        await self._enter(bulk, state, fenced=False)
         self.wake()
 
     async def _split_poisoned(self, bulk: BulkRow) -> bool:
@@ -236,8 +243,7 @@ class BulkRunner:
                 return
         final = BulkState(bulk.final_state or BulkState.CANCELLED)
         state = BulkState.FINALIZING if bulk.kind == "batch" else final
-        async with self.given.database.transaction() as tx:
-            await change_bulk(tx, bulk, fenced=False, state=state)
+        await self._enter(bulk, state, fenced=False)
         self.wake()
 
     async def _sleep(self, which: int) -> None:
@@ -246,3 +252,8 @@ class BulkRunner:
             async with asyncio.timeout(_SWEEP_S):
                 await event.wait()
         event.clear()
+
+
+def _is_being_read(bulk: BulkRow) -> bool:
+    """Whether lines of a running bulk are still to be stored."""
+    return bulk.ingested_lines < bulk.total_lines

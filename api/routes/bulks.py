@@ -8,16 +8,18 @@ from aiohttp import web
 from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
 from api.bulk.exports import serve_results
-from api.bulk.lines import check_columns
 from api.bulk.retrying import retry_bulk
 from api.bulk.settings import BulkOptions, BulkSource
 from api.bulk.uris import open_uri
 from api.pages import parse_limit
 from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
 from api.submission import request_key
-from contract.bulks import ENDED_BULKS, BulkRequest
+from api.webhook_targets import check_webhook
+from contract.bulks import ENDED_BULKS, BulkRequest, RescoreRequest
 from contract.errors import ConflictError, InvalidRequestError
 from contract.moments import render_moment
+from contract.rows import check_columns
+from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulk_events import list_bulk_events
 from storage.bulks import BulkRow, NewBulk
@@ -64,7 +66,7 @@ async def post_bulk(request: web.Request) -> web.StreamResponse:
         expires_after_s=wanted.expires_after_s or request.app[SETTINGS].result_ttl_s or None,
     )
     source = BulkSource(file=wanted.input_file_id, uri=wanted.input_uri)
-    return await add_bulk(request, body, source, options, wanted.metadata)
+    return await add_bulk(request, body, source, options, wanted)
 
 
 async def add_bulk(
@@ -72,11 +74,13 @@ async def add_bulk(
     body: bytes,
     source: BulkSource,
     options: BulkOptions,
-    metadata: dict[str, str],
+    wanted: BulkRequest | RescoreRequest,
 ) -> web.StreamResponse:
     """Record a bulk and answer with it; the same idempotency key gives the same bulk, for ever."""
-    for name, value in metadata.items():
+    for name, value in wanted.metadata.items():
         check_plain_text(name + value, "metadata")
+    settings = request.app[SETTINGS]
+    check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     key = request_key(request, body)
     new = NewBulk(
         tenant=tenant_of(request),
@@ -84,7 +88,9 @@ async def add_bulk(
         endpoint="",
         source=msgspec.json.encode(source),
         options=msgspec.json.encode(options),
-        metadata=metadata,
+        metadata=wanted.metadata,
+        webhook_url=wanted.webhook,
+        webhook_events=wanted.webhook_events,
         key=None if key is None else key.key,
         body_hash=None if key is None else key.body_hash,
     )

@@ -5,6 +5,7 @@ import re
 from aiohttp import web
 
 from api.bodies import json_response, parse_body, read_body
+from api.bulk.access import find_bulk
 from api.job_access import find_job
 from api.pages import answer_page, parse_cursor, parse_limit
 from api.routes.webhooks import find_made, keep_made, parse_endpoint_id
@@ -25,8 +26,10 @@ _STATES: tuple[DeliveryState, ...] = ("pending", "delivered", "dead")
 def add_routes(app: web.Application) -> None:
     """Add the routes of deliveries to the application."""
     app.router.add_get("/v1/jobs/{id}/deliveries", get_of_job)
+    app.router.add_get("/v1/bulks/{id}/deliveries", get_of_bulk)
     app.router.add_get("/v1/webhook_endpoints/{id}/deliveries", get_of_endpoint)
-    app.router.add_get("/v1/deliveries/{id}", get_delivery)
+    # ``redeliver`` is no id: its Allow must not name GET
+    app.router.add_get("/v1/deliveries/{id:(?!redeliver$)[^/]+}", get_delivery)
     app.router.add_post("/v1/deliveries/redeliver", post_redeliver_range)
     app.router.add_post("/v1/deliveries/{id}/redeliver", post_redeliver)
 
@@ -35,6 +38,12 @@ async def get_of_job(request: web.Request) -> web.StreamResponse:
     """List a job's deliveries, newest first, each with its attempts."""
     row = await find_job(request)
     return await _list(request, job_id=row.id)
+
+
+async def get_of_bulk(request: web.Request) -> web.StreamResponse:
+    """List a bulk's deliveries, newest first, each with its attempts."""
+    row = await find_bulk(request)
+    return await _list(request, bulk_id=row.id)
 
 
 async def get_of_endpoint(request: web.Request) -> web.StreamResponse:
@@ -88,7 +97,11 @@ async def post_redeliver_range(request: web.Request) -> web.StreamResponse:
 
 
 async def _list(
-    request: web.Request, *, job_id: str | None = None, endpoint_id: str | None = None
+    request: web.Request,
+    *,
+    job_id: str | None = None,
+    bulk_id: str | None = None,
+    endpoint_id: str | None = None,
 ) -> web.StreamResponse:
     query = request.query
     limit, after = parse_limit(query.get("limit")), parse_cursor(query.get("cursor"))
@@ -98,6 +111,7 @@ async def _list(
             tx,
             tenant_of(request),
             job_id,
+            bulk_id=bulk_id,
             endpoint_id=endpoint_id,
             state=state,
             after=after,

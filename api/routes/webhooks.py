@@ -14,7 +14,7 @@ from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_rendering import render_endpoint
-from contract.addresses import check_url
+from api.webhook_targets import check_target
 from contract.config import Settings
 from contract.endpoints import Disabling, EndpointRequest, EndpointUpdate, SentTest
 from contract.errors import ConflictError, NotFoundError
@@ -209,13 +209,7 @@ async def _act(request: web.Request, action: _Action) -> EndpointRow:
 
 def _check(wanted: EndpointChange, settings: Settings) -> None:
     """Raise the error that names the field which cannot be registered."""
-    check_url(
-        wanted.url,
-        allow_http=settings.webhook_allow_http,
-        allowed_networks=settings.allowed_networks,
-        param="url",
-    )
-    check_plain_text(wanted.url, "url")
+    check_target(wanted.url, settings, param="url")
     check_plain_text(wanted.description, "description")
     if wanted.events is not None:
         check_events(wanted.events, param="events")

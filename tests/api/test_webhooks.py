@@ -24,7 +24,7 @@ async def register(service: Service, **fields: Any) -> dict[str, Any]:
 async def fail_all(service: Service) -> None:
     """Attempt everything that is due, in vain and for the last time."""
     async with service.database.transaction() as tx:
-        due = await claim_deliveries(tx, worker="w", limit=99, lease_s=30, places=99)
+        due = (await claim_deliveries(tx, worker="w", limit=99, lease_s=30, places=99)).due
         attempt = DeliveryAttempt(latency_s=0.25, status=500, answer="no")
         reports = [
             AttemptReport(delivery=each, attempt=attempt, delivered=False, reason="it failed")

@@ -87,7 +87,8 @@ class Stack:
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        self.api_pid = (await self.start(*self.api)).pid
+        self.api_process = await self.start(*self.api)
+        self.api_pid = self.api_process.pid
         await self.wait_for("/healthz")
         return self
 

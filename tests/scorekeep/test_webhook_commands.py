@@ -22,6 +22,7 @@ from tests.scorekeep.scripted import JOB_ID, Script, problem
 
 ENDPOINT_ID = "whe_0123456789abcdef0123456789abcdef"
 DELIVERY_ID = "dlv_0123456789abcdef0123456789abcdef"
+BULK_ID = "blk_0123456789abcdef0123456789abcdef"
 EVENT = Event(
     type=EventType.JOB_FAILED,
     timestamp="2026-11-30T10:00:00Z",
@@ -173,6 +174,7 @@ def test_delete_test_and_the_default_secret(
     [
         (JOB_ID, f"/v1/jobs/{JOB_ID}/deliveries"),
         (ENDPOINT_ID, f"/v1/webhook_endpoints/{ENDPOINT_ID}/deliveries"),
+        (BULK_ID, f"/v1/bulks/{BULK_ID}/deliveries"),
         (DELIVERY_ID, f"/v1/deliveries/{DELIVERY_ID}"),
     ],
 )

@@ -9,6 +9,7 @@ from contract.webhooks import EventType
 from storage.database import Database, Transaction
 from storage.deliveries import (
     AttemptReport,
+    Claimed,
     DeliveryAttempt,
     DueDelivery,
     claim_deliveries,
@@ -21,9 +22,13 @@ from tests.storage.factories import claim, complete, count, new_job, run_sql, su
 URL = "https://example.com/hook"
 
 
-async def _take(database: Database, limit: int = 10) -> list[DueDelivery]:
+async def _claim(database: Database, *, limit: int = 10, places: int = 40) -> Claimed:
     async with database.transaction() as tx:
-        return await claim_deliveries(tx, worker="w", limit=limit, lease_s=20)
+        return await claim_deliveries(tx, worker="w", limit=limit, lease_s=20, places=places)
+
+
+async def _take(database: Database) -> list[DueDelivery]:
+    return (await _claim(database)).due
 
 
 async def record_attempt(
@@ -123,29 +128,74 @@ async def test_the_delivery_of_a_dead_worker_is_taken_over(database: Database) -
 
 
 async def test_workers_share_the_deliveries(database: Database) -> None:
-    """Several claims at once get different ones."""
+    """Several claims at once get different ones; who was kept out is told to look again."""
     await submit(database, *(new_job(webhook_url=URL) for _ in range(40)))
     await complete(database, await claim(database))
 
-    found = await asyncio.gather(*(_take(database, limit=10) for _ in range(4)))
-    found.append(await _take(database, limit=40))
+    found = await asyncio.gather(*(_claim(database, limit=10, places=40) for _ in range(4)))
+    rest = await _claim(database, limit=40, places=40)
 
-    ids = [due.id for part in found for due in part]
+    ids = [due.id for part in (*found, rest) for due in part.due]
     assert len(ids) == len(set(ids)) == 40
+    assert all(part.due or part.contended for part in found)
+    assert not rest.contended
 
 
 async def test_busy_receivers_are_left_for_later(database: Database) -> None:
-    """One slow receiver does not fill the page, nor get more than its places."""
+    """One slow receiver does not fill the page, nor get more than its places, until one is free."""
     urls = [f"https://{host}/hook" for host in ["slow.org"] * 9 + ["slow.organic", "fast.org"]]
     await submit(database, *(new_job(webhook_url=url) for url in urls))
     await complete(database, await claim(database))
-    claimed: list[list[str]] = []
-    for busy in ({}, {"t https://slow.org": 3}, {"t https://slow.org": 2, "t https://x.org": 1}):
-        async with database.transaction() as tx:
-            found = await claim_deliveries(
-                tx, worker="w", limit=5, lease_s=20.0, places=3, busy=busy
-            )
-        claimed.append(sorted(due.url for due in found))
 
-    assert claimed[0] == sorted([urls[-1], urls[-2], *[urls[0]] * 3])
-    assert claimed[1:] == [[], [urls[0]]]
+    first = (await _claim(database, limit=5, places=3)).due
+    second = (await _claim(database, limit=5, places=3)).due
+    slow = next(due for due in first if due.url == urls[0])
+    async with database.transaction() as tx:
+        await record_attempt(tx, slow, DeliveryAttempt(latency_s=0, status=200), delivered=True)
+    third = (await _claim(database, limit=5, places=3)).due
+
+    assert sorted(due.url for due in first) == sorted([urls[-1], urls[-2], *[urls[0]] * 3])
+    assert second == []
+    assert [due.url for due in third] == [urls[0]]
+
+
+async def test_places_hold_for_all_workers_together(database: Database) -> None:
+    """However many claim at the same moment, a receiver has no more in flight than its places."""
+    await submit(database, *(new_job(webhook_url=URL) for _ in range(30)))
+    await complete(database, await claim(database))
+    taken: set[str] = set()
+
+    for _ in range(6):
+        found = await asyncio.gather(*(_claim(database, limit=1, places=5) for _ in range(8)))
+        taken |= {due.id for part in found for due in part.due}
+        assert len(taken) <= 5
+
+    assert len(taken) == 5
+
+
+async def test_who_died_holds_a_place_no_longer_than_its_lease(database: Database) -> None:
+    """What is claimed and never recorded is taken by another, in the same place."""
+    await submit(database, *(new_job(webhook_url=URL) for _ in range(3)))
+    await complete(database, await claim(database))
+    [lost] = (await _claim(database, places=1)).due
+    assert (await _claim(database, places=1)).due == []
+    await run_sql(database, "UPDATE deliveries SET due_at = 1 WHERE worker IS NOT NULL")
+
+    [again] = (await _claim(database, places=1)).due
+
+    assert (again.id, again.event_id, again.attempt) == (lost.id, lost.event_id, 2)
+
+
+async def test_failing_receivers_do_not_crowd_out_others(database: Database) -> None:
+    """With room for one more, a receiver whose probe is in flight is passed over."""
+    slow, quick = "https://slow.org/", "https://quick.org/"
+    await submit(database, *(new_job(webhook_url=slow) for _ in range(3)))
+    await complete(database, await claim(database))
+    await submit(database, new_job(webhook_url=quick))
+    await complete(database, await claim(database))
+    [first] = (await _claim(database, limit=1, places=1)).due
+    assert first.url == slow
+
+    [second] = (await _claim(database, limit=1, places=1)).due
+
+    assert second.url == quick

@@ -12,10 +12,11 @@ from aiohttp import web
 from contract.config import Settings
 from contract.jobs import JobState
 from contract.models import ModelConfig
+from storage.delivery_log import list_deliveries
 from storage.events import list_events
 from storage.forgetting import drop_orphans
 from storage.workers import list_workers
-from tests.worker.harness import Bench, receive, run_worker
+from tests.worker.harness import TENANT, Bench, receive, run_worker
 from tests.worker.processes import start_worker, write_registry
 from worker import __main__ as program
 from worker.crashing import CRASH_POINTS, crash_here
@@ -154,6 +155,7 @@ async def test_no_redis_at_all(process_settings: Settings, bench: Bench) -> None
         ("after_commit", JobState.SUCCEEDED, 1),
         ("before_event", JobState.SUCCEEDED, 1),
         ("after_event", JobState.SUCCEEDED, 1),
+        ("before_record", JobState.SUCCEEDED, 1),
         ("after_record", JobState.SUCCEEDED, 1),
     ],
 )
@@ -184,6 +186,71 @@ async def test_each_crash_point(
     assert await count_events(bench, ids) == {1}
     assert len(receiver.event_ids()) == 3
     assert await list_blobs(bench) == {row.blob_key for row in rows}
+
+
+@pytest.mark.parametrize("point", ["before_event", "after_event", "before_record", "after_record"])
+async def test_each_step_of_a_delivering_process(
+    point: str, process_settings: Settings, bench: Bench
+) -> None:
+    """A process that only delivers, killed there: no event is lost, and none gets another id."""
+    crashing = msgspec.structs.replace(
+        process_settings, crash_at=point, webhook_timeout_s=0.5, config=None
+    )
+    async with receive() as receiver:
+        ids = await bench.submit(*[[[n + 1]] for n in range(3)], webhook_url=receiver.url)
+        for job_id in ids:
+            await bench.cancel(job_id)
+        async with bench.database.snapshot() as tx:
+            written = {event.id for job_id in ids for event in await list_events(tx, job_id)}
+        codes = []
+        for _ in range(2):
+            with start_worker(crashing, "--deliveries-only") as process:
+                codes.append(await process.wait())
+            if point == "after_record":
+                break  # everything is recorded: there is no second death
+        async with run_worker(bench.settings, deliveries_only=True):
+            await receiver.wait_for_ids(3)
+            await bench.wait_until(lambda: is_all_delivered(bench))
+
+    assert set(codes) == {137}
+    assert receiver.event_ids() == written
+    assert len(written) == 3
+
+
+async def is_all_delivered(bench: Bench) -> bool:
+    """Tell whether nothing is due any more."""
+    async with bench.database.snapshot() as tx:
+        return {each.state for each in await list_deliveries(tx, TENANT)} == {"delivered"}
+
+
+@pytest.mark.timeout(120)
+async def test_two_delivering_processes_killed_at_random(
+    process_settings: Settings, bench: Bench
+) -> None:
+    """Killed again and again in the middle of it: every event arrives, under its own id."""
+    quick = msgspec.structs.replace(process_settings, webhook_timeout_s=0.5, config=None)
+    async with receive() as receiver:
+        ids = await bench.submit(*[[[n + 1]] for n in range(120)], webhook_url=receiver.url)
+        for job_id in ids:
+            await bench.cancel(job_id)
+        async with bench.database.snapshot() as tx:
+            written = {event.id for job_id in ids for event in await list_events(tx, job_id)}
+        for kill in range(1, 3):
+            with (
+                start_worker(quick, "--deliveries-only") as one,
+                start_worker(quick, "--deliveries-only") as other,
+            ):
+                await receiver.wait(kill * 20)
+                one.send(signal.SIGKILL)
+                other.send(signal.SIGKILL)
+                codes = {await one.wait(), await other.wait()}
+            assert codes == {-signal.SIGKILL}
+        async with run_worker(bench.settings, deliveries_only=True):
+            await receiver.wait_for_ids(120)
+            await bench.wait_until(lambda: is_all_delivered(bench))
+
+    assert receiver.event_ids() == written
+    assert len(written) == 120
 
 
 def test_every_crash_point_is_tried() -> None:

@@ -221,6 +221,56 @@ async def test_never_more_at_once_than_its_places(settings: Settings, bench: Ben
     assert most == 3
 
 
+async def test_two_processes_share_a_receiver_s_places(settings: Settings, bench: Bench) -> None:
+    """Its places are the fleet's: two processes call it no more at once than one would."""
+    now, most = 0, 0
+
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)  # the receiver's work
+        now -= 1
+        return web.Response()
+
+    narrow = msgspec.structs.replace(settings, webhook_endpoint_concurrency=3)
+    async with receive(answer) as receiver:
+        await cancel(bench, 60, webhook_url=receiver.url)
+        async with (
+            run_worker(narrow, deliveries_only=True) as first,
+            run_worker(narrow, deliveries_only=True) as second,
+        ):
+            await receiver.wait_for_ids(60)
+            found = await wait_for_attempts(bench, 60)
+
+    assert first.id != second.id
+    assert most == 3
+    assert len(receiver.calls) == 60
+    assert {each.state for each in found} == {"delivered"}
+
+
+@on_sqlite
+async def test_two_processes_leave_a_dead_receiver_alone(settings: Settings, bench: Bench) -> None:
+    """What one learns holds for the other: a probe at a time, longer apart, from both together."""
+    dead = f"http://127.0.0.1:{free_port()}/hook"
+    async with receive() as quick:
+        await cancel(bench, 60, webhook_url=dead)
+        async with (
+            run_worker(settings, deliveries_only=True),
+            run_worker(settings, deliveries_only=True),
+        ):
+            await wait_for_attempts(bench, settings.webhook_endpoint_concurrency)
+            await cancel(bench, 40, webhook_url=quick.url)
+            await quick.wait_for_ids(40)
+            async with bench.database.snapshot() as tx:
+                log = await list_deliveries(tx, TENANT, limit=1000)
+
+    tried = [len(each.attempts) for each in log if each.url == dead]
+    assert settings.webhook_endpoint_concurrency <= sum(tried)
+    assert sum(tried) <= settings.webhook_endpoint_concurrency + 5
+    assert {each.state for each in log if each.url == dead} == {"pending"}
+
+
 @on_sqlite
 async def test_slow_and_dead_receivers_hurt_only_themselves(
     settings: Settings, bench: Bench
