@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from contract.scores import Problem
+from storage.claims import retry_later
+from storage.sweeps import reap_jobs
 from tests.api.service import Service
 from tests.storage.factories import run_sql
 
@@ -308,3 +310,30 @@ async def test_jobs_are_listed_by_their_bulk(service: Service) -> None:
 
     assert [(job["id"], job["bulk"]) for job in listed.json["data"]] == [(job_id, bulk_id)]
     assert odd.status == 404
+
+
+async def test_a_poisoned_job_shows_its_history(service: Service) -> None:
+    """Per attempt its worker, when, and how it ended; a job at its first attempt has none."""
+    job_id = await service.submit()
+    fresh = (await service.get(f"/v1/jobs/{job_id}")).json["history"]
+    (failed,) = await service.claim()
+    async with service.database.transaction() as tx:
+        await retry_later(tx, [failed.claim], b'{"code":"forward_failed","message":"m"}', 0.0)
+    await service.claim()
+    await run_sql(service.database, "UPDATE jobs SET lease_until_at = 1")
+    async with service.database.transaction() as tx:
+        await reap_jobs(tx, max_crashes=1, limit=10)
+
+    job = (await service.get(f"/v1/jobs/{job_id}")).json
+    listed = (await service.get("/v1/jobs?state=failed&error_code=poisoned")).json["data"]
+
+    assert fresh == []
+    assert job["state"] == "failed"
+    assert job["error"]["code"] == "poisoned"
+    assert [(end["attempt"], end["outcome"], end["worker"]) for end in job["history"]] == [
+        (1, "failed", "w"),
+        (2, "lost", "w"),
+    ]
+    assert job["history"][0]["error"]["code"] == "forward_failed"
+    assert all(end["started_at"] <= end["ended_at"] for end in job["history"])
+    assert [each["id"] for each in listed] == [job_id]
