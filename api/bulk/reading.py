@@ -193,6 +193,6 @@ def _iterate_parquet(opened: Any, broken: type[Exception]) -> Iterator[list[byte
         try:
             for batch in opened.iter_batches(batch_size=_ROWS_A_BLOCK):
                 yield [msgspec.json.encode(row) for row in batch.to_pylist()]
-        except (broken, OSError) as error:
+        except (broken, OSError, ValueError, TypeError) as error:  # the last two: no JSON in it
             message = f"the Parquet file is broken: {error}"
             raise MalformedRequestError(message) from error

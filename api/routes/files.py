@@ -179,10 +179,10 @@ async def _receive(request: web.Request, part: BodyPartReader) -> FileWriter:
 
 
 async def _read_field(part: BodyPartReader) -> str:
-    data = await part.read_chunk(_FIELD_BYTES)
-    if len(data) >= _FIELD_BYTES or not part.at_eof():
-        rest = await part.read_chunk(1)
-        if rest:
+    data = bytearray()
+    while chunk := await part.read_chunk(_READ_BYTES):
+        data += chunk
+        if len(data) > _FIELD_BYTES:
             message = f"the field {str(part.name)[:100]!r} is too long"
             raise InvalidRequestError(message, param=str(part.name)[:100])
     return bytes(data).decode(errors="replace")
