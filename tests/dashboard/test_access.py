@@ -10,6 +10,8 @@ from tests.e2e.stack import Receiver, Stack
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="session")]
 
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+LONG_KEY = "a-rather-long-key"
+LONG_VALUE = "and-a-value-without-any-place-to-break" * 3
 UNAUTHORIZED = ("401 (Unauthorized)",)
 
 
@@ -18,14 +20,14 @@ async def make_addresses(stack: Stack, receiver: Receiver) -> dict[str, str]:
     body = {
         "model": "sentiment",
         "items": ["fine", "a rather longer text that has to be broken into lines somewhere " * 3],
-        "metadata": {"a-rather-long-key": "and a value without any place to break" * 3},
+        "metadata": {LONG_KEY: LONG_VALUE},
         "webhook": receiver.url,
     }
     ids = await stack.submit_many([body, {**body, "apply_softmax": True}])
     await stack.finish(ids)
     return {
         "": "Throughput",
-        "jobs": "on page 1",
+        f"jobs?key={LONG_KEY}&value={LONG_VALUE}": "on page 1",
         f"job/{ids[0]}": "Items and scores",
         "bulks": "Bulks",
         f"compare?a={ids[0]}&b={ids[1]}": "Most changed",

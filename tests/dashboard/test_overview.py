@@ -27,7 +27,7 @@ async def test_it_shows_queue_workers_and_throughput_as_they_move(look: Look, st
     chart = await sight.page.locator(".chart svg").get_attribute("aria-label")
     workers = await sight.text("section[aria-labelledby=workers] tbody")
 
-    assert re.match(r"1 · \d+ (ms|s)", (await lane.inner_text()).replace("\n", " "))
+    assert re.match(r"1 · [\d.]+ (ms|s)", (await lane.inner_text()).replace("\n", " "))
     assert re.match(r"items in the last 15 minutes: [1-9]", chart or "")
     assert "alive" in workers
     assert re.search(r"\d+ MB", workers)

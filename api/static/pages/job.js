@@ -6,7 +6,7 @@
 import { ApiError, getJson, send } from "../api.js";
 import { h, say, show } from "../dom.js";
 import * as format from "../format.js";
-import { sleep, watchWork } from "../live.js";
+import { sleep, watchClock, watchWork } from "../live.js";
 import { errorNotice, facts, idLink, metadataMarks, moment, shareBar, stateMark } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { results } from "../results.js";
@@ -43,9 +43,13 @@ export function jobPage({ root, id, signal }) {
     },
   });
   watchWork(() => isOpen() && again(), signal);
+  watchClock(() => isSending() && again(), signal);
 
   function isOpen() {
     return last !== null && last.value !== null && !ENDED.has(last.value.job.state);
+  }
+  function isSending() {
+    return last?.error === null && last.value !== null && last.value.deliveries.some(({ state }) => state === "pending");
   }
   async function followOnce() {
     following = true;
