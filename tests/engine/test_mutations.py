@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.engine import test_classification, test_packing, test_parity
 from tests.reference import Reference
-from worker.engine import heads, network, packing
-from worker.engine.plan import AttentionBlock, Layout, plan_batch
+from worker.engine import attention, network
+from worker.engine.plan import AttentionBlock, Layout
 from worker.engine.pooling import Pooling
 from worker.engine.scorer import ModelScorer
 
@@ -23,25 +23,17 @@ Scorers = Callable[..., ModelScorer]
 References = Callable[..., Reference]
 
 
-def pool_by_id(monkeypatch: pytest.MonkeyPatch, find_pad: Callable[[], int | None]) -> None:
+def pool_by_id(monkeypatch: pytest.MonkeyPatch, pad: int | None) -> None:
     """Pool as transformers does: the right-most token that is not the pad token."""
-    layouts: list[Layout] = []
-    plan = plan_batch
 
-    def plan_and_keep(*arguments: Any, **options: Any) -> Layout:
-        layouts.append(plan(*arguments, **options))
-        return layouts[-1]
-
-    def pool(hidden_TD: Tensor, begins_B: Tensor, ends_B: Tensor, _: Pooling) -> Tensor:
-        ids, pad = layouts[-1].ids, find_pad()
+    def list_rows(layout: Layout, _: Pooling) -> list[int]:
         rows = []
-        for begin, end in zip(begins_B.tolist(), ends_B.tolist(), strict=True):
-            real = np.flatnonzero(ids[begin:end] != pad)
-            rows.append(begin + int(real[-1]) if len(real) else end - 1)
-        return hidden_TD[torch.tensor(rows)]
+        for read in layout.reads:
+            real = np.flatnonzero(layout.ids[read.begin : read.row + 1] != pad)
+            rows.append(read.begin + int(real[-1]) if len(real) else read.row)
+        return rows
 
-    monkeypatch.setattr(network, "plan_batch", plan_and_keep)
-    monkeypatch.setattr(heads, "pool_hidden_states", pool)
+    monkeypatch.setattr(network, "_list_rows", list_rows)
 
 
 def attend_naively(monkeypatch: pytest.MonkeyPatch, *, by_position: bool) -> None:
@@ -68,7 +60,7 @@ def attend_naively(monkeypatch: pytest.MonkeyPatch, *, by_position: bool) -> Non
             outputs.append((weights.nan_to_num() @ value).transpose(0, 1))
         return torch.cat(outputs)
 
-    monkeypatch.setattr(packing._Attention, "block", block)
+    monkeypatch.setattr(attention.PackedAttention, "block", block)
 
 
 @pytest.mark.parametrize("pad", ["eos", "own"])
@@ -79,9 +71,9 @@ def test_pooling_by_id_is_caught(
     scorer = scorer_of(test_classification.LLAMA, tokenizer={"pad": pad})
     check = test_classification.TestPooling().test_pad_token_inside_and_at_the_end
 
-    pool_by_id(monkeypatch, lambda: None)
+    pool_by_id(monkeypatch, None)
     check(test_classification.LLAMA, pad, scorer_of, reference_of)
-    pool_by_id(monkeypatch, lambda: scorer.prompter.tokenizer.pad_token_id)
+    pool_by_id(monkeypatch, scorer.prompter.tokenizer.pad_token_id)
 
     with pytest.raises(AssertionError, match="Mismatched elements"):
         check(test_classification.LLAMA, pad, scorer_of, reference_of)

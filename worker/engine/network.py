@@ -57,16 +57,13 @@ class Network:
 def _read_classes(
     head: ClassificationHead, sequences: Rows[Sequence], layout: Layout, backbone: Backbone
 ) -> list[Reading]:
-    spans: list[Span] = [(read.begin, read.row + 1) for read in layout.reads]
     if head.pooling in _ONE_ROW:
-        first = head.pooling is Pooling.CLS
-        rows, places = np.unique(
-            [begin if first else end - 1 for begin, end in spans], return_inverse=True
-        )
+        rows, places = np.unique(_list_rows(layout, head.pooling), return_inverse=True)
         hidden_TD = backbone.run(layout, rows)
-        spans = [(place, place + 1) for place in places.tolist()]
+        spans: list[Span] = [(place, place + 1) for place in places.tolist()]
     else:
         hidden_TD = backbone.run(layout)
+        spans = [(read.begin, read.row + 1) for read in layout.reads]
     spans_2B = upload(hidden_TD.device, np.array(spans).T)
     logits_BC, pooled_BD = head.read(hidden_TD, spans_2B[0], spans_2B[1], spans)
     asking = np.flatnonzero([sequence.wants_hidden for sequence in sequences])
@@ -85,6 +82,11 @@ def _read_classes(
         )
         for index, read in enumerate(layout.reads)
     ]
+
+
+def _list_rows(layout: Layout, pooling: Pooling) -> list[int]:
+    """Return the token row that stands for each sequence, by its length alone."""
+    return [read.begin if pooling is Pooling.CLS else read.row for read in layout.reads]
 
 
 def _read_causal(
