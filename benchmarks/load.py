@@ -147,13 +147,13 @@ async def _idle(
         ("streams", int(1000 * scale), f"/v1/jobs/{job_id}/events"),
     ):
         began = time.perf_counter()
-        idle_fds = api.num_fds()
+        idle = len(api.net_connections("tcp"))
         for number in range(count):
             opened.append(asyncio.create_task(_hold(session, url + path)))
             if number % _RAMP == 0:
                 await asyncio.sleep(0.1)
         async with asyncio.timeout(120):
-            while api.num_fds() < idle_fds + count:  # noqa: ASYNC110  # another process's
+            while len(api.net_connections("tcp")) < idle + count:  # noqa: ASYNC110  # another process's
                 await asyncio.sleep(0.2)
         grown = api.memory_info().rss - before
         _say(
