@@ -165,7 +165,10 @@ def _write_uses_of(keyring: Keyring) -> Callable[[], Coroutine[None, None, None]
     async def write_uses() -> None:
         while True:
             await asyncio.sleep(_WRITE_USES_S)
-            await keyring.write_uses()
+            try:
+                await keyring.write_uses()
+            except StoreUnavailableError as error:  # they are kept for the next time
+                _log.warning("uses of keys wait", extra={"reason": error.message})
 
     return write_uses
 

@@ -28,6 +28,8 @@ from tests.services import free_port, start_redis
 _JOB = {"model": "m", "items": ["a text of some forty characters, or so"]}
 _LIMIT_MS = 100.0
 _STEP_S = 4.0
+#: New connections in a tenth of a second: a crowd that arrives, not one that waits at the door.
+_RAMP = 15
 
 
 class _Machine:
@@ -141,14 +143,17 @@ async def _idle(
     _, _, job_id, _ = await _post(session, url)
     before, opened = api.memory_info().rss, []
     for name, count, path in (
-        ("long polls", int(5000 * scale), f"/v1/jobs/{job_id}?wait=60"),
+        ("long polls", int(5000 * scale), f"/v1/jobs/{job_id}?wait=300"),
         ("streams", int(1000 * scale), f"/v1/jobs/{job_id}/events"),
     ):
         began = time.perf_counter()
-        tasks = [asyncio.create_task(_hold(session, url + path)) for _ in range(count)]
-        opened += tasks
+        idle = len(api.net_connections("tcp"))
+        for number in range(count):
+            opened.append(asyncio.create_task(_hold(session, url + path)))
+            if number % _RAMP == 0:
+                await asyncio.sleep(0.1)
         async with asyncio.timeout(120):
-            while len(api.net_connections()) < len(opened):  # noqa: ASYNC110  # another process's
+            while len(api.net_connections("tcp")) < idle + count:  # noqa: ASYNC110  # another process's
                 await asyncio.sleep(0.2)
         grown = api.memory_info().rss - before
         _say(
@@ -243,7 +248,11 @@ async def _run(scale: float, parts: set[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with start_redis() as redis_url:
-        async with _service(redis_url, BODY_TIMEOUT_S="5") as (machine, session, api):
+        async with _service(redis_url, BODY_TIMEOUT_S="5", MAX_WAIT_S="300") as (
+            machine,
+            session,
+            api,
+        ):
             if "submits" in parts:
                 await _submits(session, machine.url)
             if "idle" in parts:

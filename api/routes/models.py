@@ -58,7 +58,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 async def get_limits(request: web.Request) -> web.StreamResponse:
     """Name every limit with its value."""
     limits = msgspec.structs.asdict(request[OWN_LIMITS])
-    own = {f"tenant_{name}": most for name, most in limits.items()}
+    own = {f"tenant_{name}": most for name, most in limits.items() if most}  # 0 is none
     return json_response(collect_limits(request.app[SETTINGS]) | own)
 
 
