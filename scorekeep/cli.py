@@ -10,10 +10,11 @@ import msgspec
 from rich.console import Console
 
 from contract.errors import RequestError, ScoreError, SettingsError, UnavailableError
-from scorekeep import bulk_commands, commands, webhook_commands
+from scorekeep import bulk_commands, commands, doctoring, model_commands, webhook_commands
+from scorekeep.completion import run_completion
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
-from scorekeep.launch import API, DOCTOR, MIGRATE, WORKER, LaunchOptions, render_environment
+from scorekeep.launch import API, MIGRATE, WORKER, LaunchOptions, render_environment
 from scorekeep.parser import create_parser
 from scorekeep.up import up
 
@@ -60,9 +61,8 @@ def _run_migrate(options: argparse.Namespace) -> int:
     return _become(MIGRATE, LaunchOptions(data=options.data))
 
 
-def _run_doctor(options: argparse.Namespace) -> int:
-    flags = [f"--{name}" for name in ("repair", "deep") if getattr(options, name)]
-    return _become((*DOCTOR, *flags), LaunchOptions(data=options.data))
+def _run_completion(options: argparse.Namespace) -> int:
+    return run_completion(options, lambda: create_parser(_RUNS))
 
 
 _RUNS = {
@@ -71,7 +71,9 @@ _RUNS = {
     "api": _run_api,
     "worker": _run_worker,
     "migrate": _run_migrate,
-    "doctor": _run_doctor,
+    "completion": _run_completion,
+    **doctoring.RUNS,
+    **model_commands.RUNS,
     **commands.RUNS,
     **webhook_commands.RUNS,
     **bulk_commands.RUNS,

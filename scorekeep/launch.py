@@ -17,6 +17,8 @@ from contract.models import parse_models
 
 __all__ = [
     "API",
+    "CHECKING",
+    "CHECKUP",
     "DOCTOR",
     "MIGRATE",
     "WORKER",
@@ -31,6 +33,8 @@ API = (*_PYTHON, "api")
 WORKER = (*_PYTHON, "worker")
 MIGRATE = (*_PYTHON, "storage.migrating")
 DOCTOR = (*_PYTHON, "storage.doctor")
+CHECKUP = (*_PYTHON, "storage.checkup")
+CHECKING = (*_PYTHON, "worker.checking")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
