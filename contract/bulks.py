@@ -21,6 +21,7 @@ from contract.scores import (
 __all__ = [
     "BATCH_STATUS",
     "ENDED_BULKS",
+    "BatchRequest",
     "Bulk",
     "BulkCounts",
     "BulkEventType",
@@ -216,3 +217,21 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
     labels: list[str | int | list[int]] = []
     scores: list[list[float] | None] = []
     errors: list[ItemError] = []
+
+
+class _OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: str
+    seconds: Annotated[int, msgspec.Meta(gt=0, le=365 * 86400)]
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of ``POST /v1/batches``, OpenAI's with ``on_invalid`` of ours."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/score", "/v1/rerank", "/v1/classify"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    output_expires_after: _OutputExpiry | None = None
+    on_invalid: Literal["fail", "skip"] = "fail"
+    webhook: str | None = None
+    webhook_events: list[str] | None = None

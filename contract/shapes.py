@@ -25,6 +25,7 @@ __all__ = [
     "FileList",
     "FileObject",
     "Health",
+    "HiddenStates",
     "HiddenStatesIndex",
     "Model",
     "ModelList",
@@ -216,6 +217,18 @@ class BulkEvents(msgspec.Struct, frozen=True):
 
     object: Literal["list"]
     data: list[BulkEvent]
+
+
+class HiddenStates(msgspec.Struct, frozen=True, kw_only=True):
+    """Hidden states as JSON. In base64 a row is its little-endian bytes in ``dtype``."""
+
+    job: str
+    object: str = "hidden_states"
+    model: str
+    dtype: str
+    shape: list[int]
+    encoding_format: str
+    hidden_states: list[list[float] | str | None]
 
 
 class HiddenStatesIndex(msgspec.Struct, frozen=True):

@@ -10,14 +10,14 @@ import msgspec
 from rich.console import Console
 
 from contract.errors import RequestError, ScoreError, SettingsError, UnavailableError
-from scorekeep import bulk_commands, commands, webhook_commands
+from scorekeep import bulk_commands, commands, doctoring, model_commands, webhook_commands
+from scorekeep.completion import run_completion
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
 from scorekeep.key_parser import render_words
 from scorekeep.launch import (
     API,
     BACKUP,
-    DOCTOR,
     KEYS,
     MIGRATE,
     RESTORE,
@@ -71,9 +71,8 @@ def _run_migrate(options: argparse.Namespace) -> int:
     return _become(MIGRATE, LaunchOptions(data=options.data))
 
 
-def _run_doctor(options: argparse.Namespace) -> int:
-    flags = [f"--{name}" for name in ("repair", "deep") if getattr(options, name)]
-    return _become((*DOCTOR, *flags), LaunchOptions(data=options.data))
+def _run_completion(options: argparse.Namespace) -> int:
+    return run_completion(options, lambda: create_parser(_RUNS))
 
 
 def _run_backup(options: argparse.Namespace) -> int:
@@ -94,10 +93,12 @@ _RUNS = {
     "api": _run_api,
     "worker": _run_worker,
     "migrate": _run_migrate,
-    "doctor": _run_doctor,
     "backup": _run_backup,
     "restore": _run_restore,
     "keys": _run_keys,
+    "completion": _run_completion,
+    **doctoring.RUNS,
+    **model_commands.RUNS,
     **commands.RUNS,
     **webhook_commands.RUNS,
     **bulk_commands.RUNS,

@@ -18,6 +18,8 @@ from contract.models import parse_models
 __all__ = [
     "API",
     "BACKUP",
+    "CHECKING",
+    "CHECKUP",
     "DOCTOR",
     "KEYS",
     "MIGRATE",
@@ -37,6 +39,8 @@ DOCTOR = (*_PYTHON, "storage.doctor")
 BACKUP = (*_PYTHON, "storage.backup", "take")
 RESTORE = (*_PYTHON, "storage.backup", "restore")
 KEYS = (*_PYTHON, "storage.key_commands")
+CHECKUP = (*_PYTHON, "storage.checkup")
+CHECKING = (*_PYTHON, "worker.checking")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

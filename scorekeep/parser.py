@@ -7,7 +7,9 @@ from pathlib import Path
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
 from scorekeep.bulk_commands import fill_bulk, fill_rescore
+from scorekeep.completion import SHELLS
 from scorekeep.key_parser import fill_keys
+from scorekeep.model_commands import fill_models
 from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
@@ -77,7 +79,7 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _fill_process(worker)
     _fill_worker(worker)
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
-    _fill_doctor(add("doctor", "compare rows, bytes and counts; 1 if something disagrees"))
+    _fill_doctor(add("doctor", "check everything and say what to do; 1 if something is wrong"))
     for name, text, metavar in (
         (
             "backup",
@@ -92,12 +94,15 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     fill_keys(add("keys", "make, show, rotate and revoke keys; limits of tenants"), _add_data)
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
+    fill_models(add("models", "what is served; what a checkpoint could do"), runs, _add_service)
     webhooks = add("webhooks", "endpoints, the log of deliveries, sending again", _EXIT_CODES)
     fill_webhooks(webhooks, runs, _add_service)
     listen = add("listen", "receive events here, verify, print and forward them", _EXIT_CODES)
     fill_listen(listen)
     _add_service(listen)
     fill_bulk(add("bulk", "score the lines of a file; results, hidden states", _EXIT_CODES))
+    completion = add("completion", "print a completion script: source <(scorekeep completion bash)")
+    completion.add_argument("shell", choices=SHELLS)
     fill_rescore(add("rescore", "score a bulk or jobs again, with another model", _EXIT_CODES))
     return parser
 
@@ -165,6 +170,7 @@ def _fill_doctor(parser: argparse.ArgumentParser) -> None:
     _add_data(parser)
     parser.add_argument("--repair", action="store_true", help="mend what is found")
     parser.add_argument("--deep", action="store_true", help="read every blob, compare its hash")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _fill_score(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,8 @@ from api.bulk.comparing import Comparison
 from api.bulk.exports import ARROW, JSONL, PARQUET
 from api.negotiation import SAFETENSORS
 from api.pages import MAX_PAGE
-from api.routes.batches import BatchRequest
-from api.routes.results import HiddenStates
 from contract import compatible, shapes
-from contract.bulks import Bulk, BulkRequest, RescoreRequest
+from contract.bulks import BatchRequest, Bulk, BulkRequest, RescoreRequest
 from contract.endpoints import (
     Delivery,
     Disabling,
@@ -186,13 +184,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/jobs/{id}/hidden_states"): Operation(
         "results",
-        {200: (HiddenStates, SAFETENSORS), 206: SAFETENSORS, 304: None},
+        {200: (shapes.HiddenStates, SAFETENSORS), 206: SAFETENSORS, 304: None},
         parameters=(_ENCODING, _RANGE),
         errors=(*_JOB, 406, 409, 413, 416, 422),
     ),
     ("GET", "/v1/jobs/{id}/items/{index}/hidden_state"): Operation(
         "results",
-        {200: (HiddenStates, SAFETENSORS), 206: SAFETENSORS, 304: None},
+        {200: (shapes.HiddenStates, SAFETENSORS), 206: SAFETENSORS, 304: None},
         parameters=(_ENCODING, _RANGE),
         errors=(*_JOB, 406, 409, 413, 416, 422),
     ),

@@ -1,6 +1,6 @@
 """``/v1/batches``: bulks as OpenAI's stock client speaks of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,33 +14,15 @@ from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_targets import check_webhook
-from contract.bulks import BATCH_STATUS, BulkState
+from contract.bulks import BATCH_STATUS, BatchRequest, BulkState
 from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulks import BulkRow, NewBulk
 from storage.database import Transaction
 
-__all__ = ["BatchRequest", "add_routes"]
+__all__ = ["add_routes"]
 
 _WINDOW_S = 86400.0
-
-
-class _OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
-    anchor: str
-    seconds: Annotated[int, msgspec.Meta(gt=0, le=365 * 86400)]
-
-
-class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of ``POST /v1/batches``, OpenAI's with ``on_invalid`` of ours."""
-
-    input_file_id: str
-    endpoint: Literal["/v1/score", "/v1/rerank", "/v1/classify"]
-    completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
-    output_expires_after: _OutputExpiry | None = None
-    on_invalid: Literal["fail", "skip"] = "fail"
-    webhook: str | None = None
-    webhook_events: list[str] | None = None
 
 
 def add_routes(app: web.Application) -> None:

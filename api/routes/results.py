@@ -3,7 +3,6 @@
 import base64
 import re
 
-import msgspec
 from aiohttp import web
 
 from api.bodies import json_response
@@ -25,26 +24,15 @@ from api.results import (
 from api.state import BLOBS, DATABASE, DIGESTS
 from api.tensor_files import Place, TensorFile, render_header, serve_file
 from contract.errors import InvalidRequestError, NotFoundError
+from contract.shapes import HiddenStates
 from storage import jobs
 from storage.jobs import JobRow
 from storage.refs import TensorRef
 from storage.tensors import Tensor, render_safetensors
 
-__all__ = ["HiddenStates", "add_routes"]
+__all__ = ["add_routes"]
 
 _INDEX = re.compile(r"[0-9]{1,9}")
-
-
-class HiddenStates(msgspec.Struct, frozen=True, kw_only=True):
-    """Hidden states as JSON. In base64 a row is its little-endian bytes in ``dtype``."""
-
-    job: str
-    object: str = "hidden_states"
-    model: str
-    dtype: str
-    shape: list[int]
-    encoding_format: str
-    hidden_states: list[list[float] | str | None]
 
 
 def add_routes(app: web.Application) -> None:

@@ -1,0 +1,139 @@
+"""Every command and every program in the documentation runs, against a live ``scorekeep up``.
+
+A block that cannot is preceded by ``<!-- not run: WHY -->``. Output that is shown is not compared.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services import free_port
+
+ROOT = Path(__file__).parent.parent
+#: Documents whose blocks run here; webhooks.md has a test of its own.
+DOCUMENTS = ("how_to.md", "compatible.md", "command_line.md")
+BASH = shutil.which("bash") or "bash"
+_BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
+)
+_ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; ``why`` says why it does not run."""
+
+    kind: str
+    text: str
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Home:
+    """A service, and a shell's surroundings in which ``scorekeep`` is a command."""
+
+    url: str
+    folder: Path
+    environment: dict[str, str]
+
+
+def read_blocks(name: str) -> list[Block]:
+    """Return the blocks of a document."""
+    text = (ROOT / "docs" / name).read_text()
+    return [Block(found["kind"], found["text"], found["why"]) for found in _BLOCK.finditer(text)]
+
+
+def commands_of(text: str) -> str:
+    """Return what is typed in a console block: lines after ``$``, with their continuations."""
+    lines, typed = [], False
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            lines.append(line.removeprefix("$ "))
+            typed = True
+        elif typed:
+            lines.append(line)
+        typed = typed and line.endswith("\\")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """``scorekeep up`` on the registry that how_to.md prints."""
+    folder = tmp_path_factory.mktemp("docs")
+    (registry,) = [each.text for each in read_blocks("how_to.md") if each.kind == "toml"]
+    (folder / "scorekeep.toml").write_text(registry)
+    (folder / "bin").mkdir()
+    wrapper = folder / "bin" / "scorekeep"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m scorekeep "$@"\n')
+    wrapper.chmod(0o755)
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if "SCOREKEEP" not in name} | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SCOREKEEP_PORT": str(port),
+        "SCOREKEEP_WEBHOOK_ALLOW_HTTP": "1",
+        "SCOREKEEP_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8",
+    }
+    with (folder / "up.log").open("w+") as log:
+        process = subprocess.Popen(  # noqa: S603  # our own command
+            [str(wrapper), "up"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log
+        )
+        assert process.stdout is not None
+        lines: list[str] = []
+        while "is ready" not in "".join(lines[-1:]):
+            line = process.stdout.readline().decode()
+            assert line, "".join(lines) + (folder / "up.log").read_text()
+            lines.append(line)
+        try:
+            yield Home(f"http://127.0.0.1:{port}", folder, environment)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, as a reader would: programs share their names, commands their folder."""
+    monkeypatch.chdir(home.folder)
+    names: dict[str, Any] = {"__name__": name}
+
+    for block in read_blocks(name):
+        if block.why is not None or block.kind not in {"console", "python"}:
+            continue
+        text = _ADDRESS.sub(home.url.removeprefix("http://"), block.text)
+        if block.kind == "python":
+            exec(compile(text, name, "exec"), names)  # noqa: S102  # what users paste
+            continue
+        done = subprocess.run(  # noqa: S603  # what users type
+            [BASH, "-euo", "pipefail", "-c", commands_of(text)],
+            cwd=home.folder,
+            env=home.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, text + done.stdout + done.stderr
+    if "client" in names:
+        names["client"].close()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_does_not_run_says_why(name: str) -> None:
+    """Each block is of a known kind; most of them run."""
+    blocks = read_blocks(name)
+    runs = [each for each in blocks if each.why is None and each.kind in {"console", "python"}]
+
+    assert {each.kind for each in blocks} <= {"console", "python", "toml", "json"}
+    assert len(runs) > len(blocks) / 2
