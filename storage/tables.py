@@ -25,20 +25,15 @@ __all__ = [
     "RARE",
     "attempts",
     "blobs",
-    "bulk_chunks",
-    "bulk_events",
-    "bulks",
     "counters",
     "deliveries",
     "delivery_attempts",
     "events",
-    "files",
     "idempotency_keys",
     "jobs",
     "metadata",
     "receipts",
     "receivers",
-    "score_cache",
     "tenants",
     "throughput",
     "webhook_endpoints",
@@ -319,110 +314,4 @@ counters = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("value", Float(53), nullable=False),
-)
-
-files = Table(
-    "files",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("state", Text, nullable=False),  # uploading, ready; its bytes are files/{id}/{part}
-    Column("part_bytes", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("created_at", Float(53), nullable=False),
-    Column("expires_at", Float(53)),
-    Column("deleted_at", Float(53)),
-    Index("ix_files_tenant_id", "tenant", "id"),
-)
-
-bulks = Table(
-    "bulks",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("kind", Text, nullable=False),  # bulk, or batch: made by the OpenAI routes
-    Column("state", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("options", Text, nullable=False),
-    Column("metadata", _Json, nullable=False),
-    Column("key", Text),
-    Column("body_hash", Text),
-    Column("errors", Text),
-    Column("total_lines", BigInteger, nullable=False),
-    Column("refused_lines", BigInteger, nullable=False),
-    Column("ingested_lines", BigInteger, nullable=False),
-    Column("ingested_items", BigInteger, nullable=False),
-    Column("indexed_lines", BigInteger, nullable=False),  # of which the score cache knows
-    Column("output_file_id", Text),
-    Column("error_file_id", Text),
-    Column("attempt", Integer, nullable=False),  # the fencing number of whoever ingests it
-    Column("generation", Integer, nullable=False, server_default=text("0")),  # one end per run
-    Column("progress_step", Integer, nullable=False, server_default=text("0")),  # last announced
-    Column("webhook_url", Text),
-    Column("webhook_events", Text),
-    Column("lease_until_at", Float(53)),
-    Column("paused_at", Float(53)),
-    Column("final_state", Text),  # what it becomes once it is let go
-    Column("created_at", Float(53), nullable=False),
-    Column("started_at", Float(53)),
-    Column("finalizing_at", Float(53)),
-    Column("cancelling_at", Float(53)),
-    Column("finished_at", Float(53)),
-    Column("deadline_at", Float(53)),
-    Column("deleted_at", Float(53)),
-    UniqueConstraint("tenant", "key"),
-    Index("ix_bulks_tenant_id", "tenant", "id"),
-    _partial("ix_bulks_open", "lease_until_at", where="finished_at IS NULL"),
-)
-
-#: Some hundred consecutive lines of a bulk, and what became of them: the counters' rows.
-bulk_chunks = Table(
-    "bulk_chunks",
-    metadata,
-    Column("bulk_id", Text, ForeignKey("bulks.id", ondelete="CASCADE"), primary_key=True),
-    Column("first_line", BigInteger, primary_key=True),  # from 0
-    Column("line_count", Integer, nullable=False),
-    Column("first_item", BigInteger, nullable=False),
-    Column("item_count", Integer, nullable=False),
-    Column("lines", LargeBinary, nullable=False),  # compressed: ids, items, refusals, input hashes
-    Column("sources", LargeBinary, nullable=False),  # compressed: which items of which jobs
-    Column("open_jobs", Integer, nullable=False),
-    Column("lines_completed", Integer, nullable=False),
-    Column("lines_failed", Integer, nullable=False),
-    Column("lines_cancelled", Integer, nullable=False),
-    Column("scored", Integer, nullable=False),
-    Column("failed", Integer, nullable=False),
-    Column("cancelled", Integer, nullable=False),
-    Column("from_cache", Integer, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("estimated_tokens", BigInteger, nullable=False),
-    _partial("ix_bulk_chunks_open", "bulk_id", "first_line", where="open_jobs > 0"),
-)
-
-bulk_events = Table(
-    "bulk_events",
-    metadata,
-    Column("sequence", _Sequence, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("bulk_id", Text, ForeignKey("bulks.id", ondelete="CASCADE"), nullable=False),
-    Column("type", Text, nullable=False),
-    Column("data", Text, nullable=False),
-    Column("created_at", Float(53), nullable=False),
-    Index("ix_bulk_events_bulk_id", "bulk_id", "sequence"),
-    sqlite_autoincrement=True,
-)
-
-score_cache = Table(
-    "score_cache",
-    metadata,
-    Column("key", Text, primary_key=True),  # hash of what the model is and of the input
-    Column("job_id", Text, nullable=False),
-    Column("first_item", Integer, nullable=False),
-    Column("item_count", Integer, nullable=False),
-    Column("has_hidden", Integer, nullable=False),
-    Column("created_at", Float(53), nullable=False),
 )
