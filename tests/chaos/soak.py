@@ -168,15 +168,20 @@ async def _measure(stack: Stack, count: int) -> float:
 
 
 async def _offer(stack: Stack, soak: Soak, seconds: float) -> None:
-    """Submit at the rate, and wait for the end of each handful."""
-    started_at, sent = time.monotonic(), 0
-    while (passed_s := time.monotonic() - started_at) < seconds:
-        due = int(soak.rate * passed_s) + 1 - sent
+    """Submit at the rate, and wait for the end of each handful.
+
+    What is not sent because the machine was slower for a while is not sent later: the load is to be
+    steady.
+    """
+    started_at = sent_at = time.monotonic()
+    while (now := time.monotonic()) - started_at < seconds:
+        wanted = soak.rate * (now - sent_at)
+        due = min(int(wanted), int(soak.rate) + 1)
         if due > 0:
+            sent_at = now - wanted % 1 / soak.rate
             bodies = [{"model": "cheap", "items": [f"{soak.jobs + n}"]} for n in range(due)]
-            sent += due
             soak.jobs += due
-            await stack.finish(await stack.submit_many(bodies))
+            await stack.finish(await stack.submit_many(bodies), timeout_s=300)
         await asyncio.sleep(0.05)
 
 
