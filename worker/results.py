@@ -9,14 +9,16 @@ from contract import errors
 from contract.errors import ScoreError
 from contract.jobs import JobState
 from contract.results import StoredResult
-from contract.scores import Problem
+from contract.scores import ItemError, Problem
 from storage.claims import ClaimedJob
 from storage.outcomes import JobOutcome
 from storage.refs import TensorRef
+from worker.batcher import Ticket
 from worker.engine.encoding import EncodedTensor
-from worker.engine.seam import JobScores
+from worker.engine.seam import JobScores, Reading
+from worker.isolation import Failure
 
-__all__ = ["fail_job", "render_outcome", "render_problem"]
+__all__ = ["fail_job", "has_scores", "list_readings", "render_outcome", "render_problem"]
 
 _JSON = msgspec.json.Encoder()
 _SORTED_JSON = msgspec.json.Encoder(order="sorted")
@@ -84,3 +86,20 @@ def _first_problem(scores: JobScores) -> bytes:
     first = scores.errors[0]
     status = _STATUS_OF_CODE.get(first.code, 500)
     return _JSON.encode(Problem(first.code, first.message, status, f"items[{first.index}]"))
+
+
+def list_readings(ticket: Ticket | None) -> list[Reading | ItemError]:
+    """Return the answers to one job's sequences, in order; where one failed, why."""
+    answers = ticket.answers if ticket is not None else []
+    return [
+        ItemError(0, answer.error.code, answer.error.message)
+        if isinstance(answer, Failure)
+        else answer
+        for answer in answers
+        if answer is not None
+    ]
+
+
+def has_scores(scores: JobScores) -> bool:
+    """Tell whether there is anything to keep in the blob: at least one item has a row."""
+    return len(scores.errors) < len(scores.label_counts)

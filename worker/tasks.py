@@ -17,7 +17,7 @@ import msgspec
 
 from contract.config import Settings
 from contract.errors import DeadlineExceededError, ScoreError, StoreUnavailableError
-from contract.scores import ItemError, ScoreRequest, Usage
+from contract.scores import ScoreRequest, Usage
 from storage import claims as claims_table
 from storage.blobs import BlobInfo
 from storage.claims import Claim, ClaimedJob
@@ -30,11 +30,17 @@ from worker.deadlines import HardDeadline
 from worker.earlier import list_open, place_readings, read_earlier
 from worker.engine.encoding import EncodedBatch
 from worker.engine.merging import EarlierScores, keep_all, merge
-from worker.engine.seam import JobScores, PreparedJob, Reading, Scorer
+from worker.engine.seam import JobScores, PreparedJob, Scorer
 from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure
 from worker.leases import LeaseKeeper
-from worker.results import fail_job, render_outcome, render_problem
+from worker.results import (
+    fail_job,
+    has_scores,
+    list_readings,
+    render_outcome,
+    render_problem,
+)
 from worker.stores import Stores
 
 __all__ = ["Counts", "Tasks", "Work"]
@@ -235,7 +241,7 @@ class Tasks:
             kept = {
                 work.job.id: work.scores
                 for work in works
-                if work.scores is not None and _has_scores(work.scores)
+                if work.scores is not None and has_scores(work.scores)
             }
             encoded = self.encode(kept) if kept else None
         if encoded is not None:
@@ -377,27 +383,11 @@ def _list_sequences(work: Work) -> list[TokenSequence]:
 
 
 def _finish(scorer: Scorer, work: Work, prepared: PreparedJob) -> JobScores:
-    readings = _list_readings(work.ticket)
+    readings = list_readings(work.ticket)
     if work.places is None or work.earlier is None:
         return scorer.finish(prepared, readings)
     fresh = scorer.finish(prepared, place_readings(prepared, work.places, readings))
     return merge(fresh, work.earlier)
-
-
-def _list_readings(ticket: Ticket | None) -> list[Reading | ItemError]:
-    answers = ticket.answers if ticket is not None else []
-    return [
-        ItemError(0, answer.error.code, answer.error.message)
-        if isinstance(answer, Failure)
-        else answer
-        for answer in answers
-        if answer is not None
-    ]
-
-
-def _has_scores(scores: JobScores) -> bool:
-    """Whether there is anything to keep in the blob: at least one item has a row."""
-    return len(scores.errors) < len(scores.label_counts)
 
 
 def _first_failure(work: Work) -> ScoreError:
