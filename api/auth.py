@@ -33,9 +33,9 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: What needs no key: liveness, readiness (its details do), and what is the same for everybody.
 OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/healthz", "/openapi.json", "/readyz"})
-_OPEN_PREFIX = "/static/"
+_OPEN_PREFIXES = ("/dashboard/", "/docs/")
 #: What is about the installation, not about a tenant.
-_ADMIN_PATHS = frozenset({"/metrics", "/v1/workers"})
+_ADMIN_PATHS = frozenset({"/metrics", "/v1/overview", "/v1/overview/events", "/v1/workers"})
 #: Looking at these is as good as forging webhooks.
 _SECRET_PREFIX = "/v1/webhooks/default/"  # noqa: S105  # a path
 _DEFAULT_TENANT = "default"
@@ -116,7 +116,7 @@ KEYRING = web.AppKey("keyring", Keyring)
 
 def scope_of(method: str, path: str) -> Scope | None:
     """Return what a key must be allowed for this request; None: it needs no key."""
-    if path in OPEN_PATHS or path.startswith(_OPEN_PREFIX):
+    if path in OPEN_PATHS or path.startswith(_OPEN_PREFIXES):
         return None
     if path in _ADMIN_PATHS:
         return Scope.ADMIN

@@ -78,7 +78,10 @@ async def test_a_scope_opens_its_routes_and_no_other(sqlite_guarded: Service, sc
 def test_the_scopes_of_routes() -> None:
     """Reading reads, all else submits; what forges webhooks is not for readers."""
     assert {scope_of("GET", path) for path in OPEN_PATHS} == {None}
-    assert scope_of("GET", "/static/app.js") is None
+    assert scope_of("GET", "/docs/docs.js") is None
+    assert scope_of("GET", "/dashboard/1/main.js") is None
+    assert scope_of("GET", "/v1/overview") is Scope.ADMIN
+    assert scope_of("GET", "/v1/overview/events") is Scope.ADMIN
     assert scope_of("GET", "/v1/jobs") is scope_of("HEAD", "/v1/jobs/x") is Scope.READ
     assert scope_of("POST", "/v1/score") is scope_of("DELETE", "/v1/jobs/x") is Scope.SUBMIT
     assert scope_of("GET", "/v1/webhooks/default/secret") is Scope.SUBMIT
