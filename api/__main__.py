@@ -5,7 +5,7 @@ from pathlib import Path
 
 from api.main import run
 from contract.config import load_settings
-from contract.errors import SettingsError
+from contract.errors import ScoreError, SettingsError
 from contract.logs import set_up_logging
 from contract.models import parse_models
 from contract.tracing import set_up_tracing, shut_down_tracing
@@ -23,6 +23,9 @@ def main() -> int:
     set_up_tracing("scorekeep-api")
     try:
         run(settings, models)
+    except ScoreError as error:
+        print(f"scorekeep api: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
     finally:
         shut_down_tracing()
     return 0

@@ -1,11 +1,13 @@
 """The application put together: middleware, routes, and what lives as long as it does."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 
 from aiohttp import web
 
+from api.auth import KEYRING, Keyring, auth_middleware
 from api.bulk.access import BULKS
 from api.bulk.inputs import BulkInput
 from api.bulk.runner import BulkRunner
@@ -16,16 +18,19 @@ from api.routes import (
     batches,
     bulks,
     compare,
+    compatible,
+    dashboard,
     deliveries,
+    documentation,
     events,
     files,
     health,
     jobs,
     models,
     operations,
+    overview,
     rescore,
     results,
-    score,
     vectors,
     webhooks,
 )
@@ -34,6 +39,7 @@ from api.submitter import Submitter
 from api.tensor_files import DigestCache
 from api.waiting import Waiters
 from contract.config import Settings
+from contract.errors import StoreUnavailableError
 from contract.models import ModelConfig
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -42,12 +48,15 @@ from storage.queue import Queue
 __all__ = ["create_app", "create_runner"]
 
 _log = logging.getLogger(__name__)
+#: Bulks whose inputs one process reads at a time, so that a small one need not wait for a huge one.
+_BULK_READERS = 3
 _RESTART_S = 1.0
 _SHUTDOWN_S = 10.0
 _CANCEL_AGAIN_S = 0.2
 _IDLE_CONNECTION_S = 75.0
 _KEEP_ALIVE_S = 15.0
 _MISSED_HEARTBEATS = 3
+_WRITE_USES_S = 30.0
 
 
 def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.Application:
@@ -56,7 +65,12 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     The database must be migrated. Connections open when the application starts.
     """
     app = web.Application(
-        middlewares=[request_id_middleware, observe_middleware, errors_middleware],
+        middlewares=[
+            request_id_middleware,
+            observe_middleware,
+            errors_middleware,
+            auth_middleware(settings),
+        ],
         client_max_size=settings.max_body_bytes,
     )
     app[SETTINGS] = settings
@@ -66,8 +80,9 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.cleanup_ctx.append(_services(registry))
     app.on_response_prepare.append(prepare_headers)
     app.on_shutdown.append(_let_waiters_go)
-    routes = (jobs, results, events, score, models, health, webhooks, deliveries, operations)
-    for resource in (*routes, files, batches, bulks, rescore, compare, vectors):
+    ours = [jobs, results, events, compatible, models, health, webhooks, deliveries, operations]
+    ours += [files, batches, bulks, rescore, compare, vectors, documentation, overview, dashboard]
+    for resource in ours:
         resource.add_routes(app)
     return app
 
@@ -85,7 +100,7 @@ def create_runner(app: web.Application, *, shutdown_s: float = _SHUTDOWN_S) -> w
 
 async def _stores(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
-    app[DATABASE] = Database(settings.database)
+    app[DATABASE] = Database(settings.database, command_timeout_s=settings.database_timeout_s)
     app[BLOBS] = BlobStore.open(settings.blobs)
     app[QUEUE] = Queue(settings.redis_url)
     yield
@@ -106,12 +121,25 @@ def _services(
         given = BulkInput(app[DATABASE], app[BLOBS], app[SETTINGS])
         app[BULKS] = runner = BulkRunner(given, app[CATALOG], app[QUEUE])
         services = [submitter.run, submitter.hint, waiters.listen, waiters.poll]
-        services += [runner.read, runner.sweep]
+        services += [runner.read] * _BULK_READERS + [runner.sweep]
+        app[KEYRING] = Keyring(app[DATABASE])
+        services += [_write_uses_of(app[KEYRING])]
         tasks = [asyncio.create_task(_keep_running(service)) for service in services]
         yield
         await _cancel(tasks)
+        with contextlib.suppress(StoreUnavailableError):  # last use is only about right
+            await app[KEYRING].write_uses()
 
     return services
+
+
+def _write_uses_of(keyring: Keyring) -> Callable[[], Coroutine[None, None, None]]:
+    async def write_uses() -> None:
+        while True:
+            await asyncio.sleep(_WRITE_USES_S)
+            await keyring.write_uses()
+
+    return write_uses
 
 
 async def _keep_running(service: Callable[[], Awaitable[None]]) -> None:

@@ -1,28 +1,36 @@
 """The one place where an error becomes a status, headers and a body."""
 
 import math
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from api.compatible.endpoints import PATHS
+from api.compatible.forms import COHERE, OPENAI, TEI
 from api.negotiation import JSON, PROBLEM
 from contract.errors import RangeNotSatisfiableError, ScoreError
 from contract.scores import ItemError, Problem
+from contract.shapes import OpenAIError, OpenAIFault, TeiError
 
 __all__ = [
-    "OPENAI_PATHS",
+    "FAMILY",
     "ForeignError",
     "ProblemDetails",
+    "family_of",
     "render_error",
     "retry_header",
     "type_uri",
 ]
 
-#: Routes whose errors have the form of OpenAI, SGLang and vLLM: ``{"error": {…}}``.
-OPENAI_PATHS = frozenset({"/v1/score"})
+#: Whose form an error of the request takes, where its path alone does not say it.
+FAMILY = web.RequestKey("family", str)
 _OPENAI_PREFIXES = ("/v1/files", "/v1/batches")
+#: TEI's words for what went wrong.
+_TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _ERROR_RETRY_AFTER_S = 1.0
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
@@ -45,9 +53,12 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 class ForeignError(ScoreError):
     """A recorded error of a job, raised again as the answer of a route that waited for it."""
 
-    def __init__(self, problem: Problem, *, errors: list[ItemError] | None = None) -> None:
+    def __init__(
+        self, problem: Problem, *, location: str, errors: list[ItemError] | None = None
+    ) -> None:
         super().__init__(problem.message, param=problem.param)
         self.problem = problem
+        self.location = location
         self.errors = errors or []
 
 
@@ -77,8 +88,7 @@ def retry_header(seconds: float | None) -> str:
 def render_error(request: web.Request, error: Exception, *, request_id: str) -> web.Response:
     """Return the answer to an error: status, headers, and a body in the family's form."""
     fault = _describe(error)
-    family = request.path in OPENAI_PATHS or request.path.startswith(_OPENAI_PREFIXES)
-    render = _render_openai if family else _render_problem
+    render = _RENDERERS.get(request.get(FAMILY) or family_of(request.path), _render_problem)
     body, content_type = render(request, fault, request_id)
     response = web.Response(
         status=fault.status, body=msgspec.json.encode(body), content_type=content_type
@@ -89,9 +99,20 @@ def render_error(request: web.Request, error: Exception, *, request_id: str) -> 
         response.headers["Retry-After"] = retry_header(fault.retry_after_s)
     if not fault.retryable and (fault.status in _RETRIED_BY_CLIENTS or fault.status >= 500):
         response.headers["x-should-retry"] = "false"
+    if fault.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="scorekeep"'
+    if isinstance(error, ForeignError):
+        response.headers["Location"] = error.location
     if isinstance(error, RangeNotSatisfiableError) and error.size_bytes is not None:
         response.headers["Content-Range"] = f"bytes */{error.size_bytes}"
     return response
+
+
+def family_of(path: str) -> str:
+    """Return whose form the errors under a path take; empty for our own."""
+    if path.startswith(_OPENAI_PREFIXES):
+        return OPENAI
+    return PATHS[path].family if path in PATHS else ""
 
 
 def _describe(error: Exception) -> _Fault:
@@ -168,17 +189,46 @@ def _render_problem(
 
 def _render_openai(
     _request: web.Request, fault: _Fault, request_id: str
-) -> tuple[dict[str, Any], str]:
+) -> tuple[OpenAIError, str]:
+    return OpenAIError(error=_openai_fault(fault, request_id)), JSON
+
+
+def _openai_fault(fault: _Fault, request_id: str) -> OpenAIFault:
     kind = "invalid_request_error" if fault.status < 500 else "server_error"
-    if fault.status == 429:
-        kind = "rate_limit_error"
-    error: dict[str, Any] = {
-        "message": fault.detail,
-        "type": kind,
-        "param": fault.param,
-        "code": fault.code,
-        "request_id": request_id,
-    }
-    if fault.errors:
-        error["errors"] = fault.errors
-    return {"error": error}, JSON
+    return OpenAIFault(
+        message=fault.detail,
+        type=_OPENAI_TYPES.get(fault.status, kind),
+        param=fault.param,
+        code=fault.code,
+        request_id=request_id,
+        errors=fault.errors,
+    )
+
+
+def _render_cohere(
+    _request: web.Request, fault: _Fault, request_id: str
+) -> tuple[OpenAIError, str]:
+    """Write Cohere's ``id`` and ``message`` beside OpenAI's object."""
+    error = _openai_fault(fault, request_id)
+    return OpenAIError(error=error, id=request_id, message=fault.detail), JSON
+
+
+def _render_tei(_request: web.Request, fault: _Fault, request_id: str) -> tuple[TeiError, str]:
+    kind = "Validation" if fault.status < 500 else "Backend"
+    body = TeiError(
+        error=fault.detail,
+        error_type=_TEI_TYPES.get(fault.status, kind),
+        code=fault.code,
+        param=fault.param,
+        request_id=request_id,
+        errors=fault.errors,
+    )
+    return body, JSON
+
+
+_Renderer = Callable[[web.Request, _Fault, str], tuple[msgspec.Struct, str]]
+_RENDERERS: dict[str, _Renderer] = {
+    OPENAI: _render_openai,
+    COHERE: _render_cohere,
+    TEI: _render_tei,
+}

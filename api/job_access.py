@@ -1,6 +1,7 @@
 """What every route that handles a job shares: find it, record it, wait for its end."""
 
 import re
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -36,10 +37,15 @@ async def find_job(request: web.Request) -> JobRow:
 
 
 async def submit(
-    request: web.Request, body: bytes, wanted: ScoreRequest, *, lane: Lane
+    request: web.Request,
+    body: bytes,
+    wanted: ScoreRequest,
+    *,
+    lane: Lane,
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[JobRow, dict[str, str]]:
     """Record the job that ``body`` asks for; return it with the headers about a replay."""
-    submission = await make_submission(request, body, wanted, lane=lane)
+    submission = await make_submission(request, body, wanted, lane=lane, metadata=metadata)
     submitted = await request.app[SUBMITTER].submit(submission)
     headers = {"Idempotent-Replayed": "true"} if submitted.replayed else {}
     return submitted.row, headers
@@ -63,9 +69,10 @@ async def await_end(request: web.Request, row: JobRow, wait_s: float) -> JobRow:
             return row
 
 
-def applied(preferences: Preferences, *, waited: bool) -> dict[str, str]:
+def applied(request: web.Request, preferences: Preferences, *, waited: bool) -> dict[str, str]:
     """Return the ``Preference-Applied`` header, where one applies."""
-    value = preferences.render_applied(waited=waited)
+    max_wait_s = request.app[SETTINGS].max_wait_s
+    value = preferences.render_applied(waited=waited, max_wait_s=max_wait_s)
     return {} if value is None else {"Preference-Applied": value}
 
 

@@ -17,10 +17,10 @@ class Preferences:
     respond_async: bool = False
     wait_s: int | None = None
 
-    def render_applied(self, *, waited: bool) -> str | None:
-        """Return ``Preference-Applied`` for an answer that waited, or did not."""
+    def render_applied(self, *, waited: bool, max_wait_s: float) -> str | None:
+        """Return ``Preference-Applied`` for an answer that waited, up to the limit, or did not."""
         if waited:
-            return None if self.wait_s is None else f"wait={self.wait_s}"
+            return None if self.wait_s is None else f"wait={min(self.wait_s, int(max_wait_s))}"
         return "respond-async" if self.respond_async else None
 
 

@@ -1,6 +1,7 @@
 """Rows made into what clients see: jobs, scores, and how long to wait before asking again."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from api.state import SETTINGS
 from contract.jobs import RETRYABLE, TERMINAL, JobState
 from contract.moments import render_moment
 from contract.results import StoredResult
-from contract.scores import Job, JobCounts, Problem, Usage
+from contract.scores import AttemptEnd, Job, JobCounts, Problem, Usage
+from storage.attempts import AttemptRow
 from storage.jobs import JobRow
 from storage.refs import TensorRef
 
@@ -60,7 +62,13 @@ def job_url(request: web.Request, job_id: str) -> str:
     return f"{request.app[SETTINGS].public_url.rstrip('/')}/v1/jobs/{job_id}"
 
 
-def render_job(request: web.Request, row: JobRow, *, receipt: dict[str, Any] | None = None) -> Job:
+def render_job(
+    request: web.Request,
+    row: JobRow,
+    *,
+    receipt: dict[str, Any] | None = None,
+    history: Sequence[AttemptRow] = (),
+) -> Job:
     """Return the job as clients see it."""
     url = job_url(request, row.id)
     links = {"self": url, "events": f"{url}/events"}
@@ -79,6 +87,7 @@ def render_job(request: web.Request, row: JobRow, *, receipt: dict[str, Any] | N
         priority=row.lane,
         counts=JobCounts(total=row.item_count, succeeded=row.scored_count, failed=row.failed_count),
         attempt=row.attempt,
+        bulk=row.bulk_id,
         created_at=render_moment(row.created_at),
         started_at=_moment(row.started_at),
         finished_at=_moment(row.finished_at),
@@ -87,6 +96,7 @@ def render_job(request: web.Request, row: JobRow, *, receipt: dict[str, Any] | N
         metadata=row.metadata,
         usage=recorded_usage(row),
         error=recorded_error(row),
+        history=[_render_attempt(ended) for ended in history],
         warnings=parse_result(row).warnings,
         receipt=receipt,
         links=links,
@@ -115,6 +125,17 @@ def job_response(
 def _retry_after_s(row: JobRow) -> float:
     """Ask again soon after the start, less often of a job that takes long."""
     return min(_LONGEST_RETRY_S, max(1.0, math.sqrt(row.item_count) / 10))
+
+
+def _render_attempt(row: AttemptRow) -> AttemptEnd:
+    return AttemptEnd(
+        attempt=row.attempt,
+        outcome=row.outcome,
+        ended_at=render_moment(row.ended_at),
+        started_at=_moment(row.started_at),
+        worker=row.worker,
+        error=None if row.error is None else msgspec.json.decode(row.error, type=Problem),
+    )
 
 
 def _moment(seconds: float | None) -> str | None:

@@ -31,6 +31,7 @@ from storage.refs import TensorRef
 from storage.tensors import ITEM_BYTES
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "check_has_result",
     "check_json_size",
     "failed_items",
@@ -43,7 +44,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_MAX_JSON_BYTES = 64 * 1024 * 1024
+#: The largest tensor that is shown as JSON.
+MAX_JSON_BYTES = 64 * 1024 * 1024
 _ATTEMPTS = 3
 
 
@@ -133,10 +135,10 @@ async def read_hidden_rows(request: web.Request, row: JobRow) -> list[list[float
 
 def check_json_size(tensor: TensorRef) -> None:
     """Raise ``TooLargeError`` for a tensor that should be fetched as safetensors."""
-    if tensor.end - tensor.begin > _MAX_JSON_BYTES:
+    if tensor.end - tensor.begin > MAX_JSON_BYTES:
         message = (
             f"the {tensor.name} have {tensor.end - tensor.begin} bytes, JSON carries up to "
-            f"{_MAX_JSON_BYTES}; fetch them as safetensors, without encoding_format"
+            f"{MAX_JSON_BYTES}; fetch them as safetensors, without encoding_format"
         )
         hidden = tensor.name == HIDDEN_STATES
         raise TooLargeError(message, param="encoding_format" if hidden else None)

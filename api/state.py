@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from api.auth import IDENTITY
 from api.catalog import Catalog
 from api.submitter import Submitter
 from api.tensor_files import DigestCache
@@ -32,9 +33,7 @@ CATALOG = web.AppKey("catalog", Catalog)
 SUBMITTER = web.AppKey("submitter", Submitter)
 WAITERS = web.AppKey("waiters", Waiters)
 
-_ONLY_TENANT = "default"
 
-
-def tenant_of(_request: web.Request) -> str:
-    """Return whose request this is. Every query is made in this name; without keys there is one."""
-    return _ONLY_TENANT
+def tenant_of(request: web.Request) -> str:
+    """Return whose request this is. Every query is made in this name; there is no default."""
+    return request[IDENTITY].tenant

@@ -21,9 +21,9 @@ from contract.scores import JobRequest, ScoreRequest
 from contract.webhooks import JOB_EVENTS
 from storage.jobs import NewJob
 
-__all__ = ["LIMITS", "estimate_tokens", "make_submission", "request_key"]
+__all__ = ["CHARACTERS_PER_TOKEN", "LIMITS", "estimate_tokens", "make_submission", "request_key"]
 
-_CHARACTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
 _MAX_ESTIMATE = 2**31 - 1
 #: Limits of a job's own fields, beside those in the settings.
@@ -36,17 +36,25 @@ LIMITS: Mapping[str, int] = {
 
 
 async def make_submission(
-    request: web.Request, body: bytes, wanted: ScoreRequest, *, lane: Lane
+    request: web.Request,
+    body: bytes,
+    wanted: ScoreRequest,
+    *,
+    lane: Lane,
+    metadata: Mapping[str, str] | None = None,
 ) -> Submission:
     """Return what is to be added for ``wanted``, the parsed ``body``.
 
-    ``lane`` is where it waits unless the request names a priority. Raises a ``RequestError`` or
+    ``lane`` is where it waits unless the request names a priority, ``metadata`` what is kept of a
+    request that has none of its own. Raises a ``RequestError`` or
     ``AddressRefusedError`` that names the field.
     """
     settings = request.app[SETTINGS]
     tokens = await run_for(body, lambda: _check_limits(wanted, settings))
     status = await request.app[CATALOG].resolve(wanted.model)
-    extras = wanted if isinstance(wanted, JobRequest) else JobRequest(items=[])
+    extras = JobRequest(items=[], metadata=dict(metadata or {}))
+    if isinstance(wanted, JobRequest):
+        extras = wanted
 
     def finish() -> tuple[bytes, IdempotencyKey | None]:
         if status.description is not None:
@@ -82,7 +90,9 @@ def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
     key = parse_key(request.headers.getall("Idempotency-Key", []))
     if key is None:
         return None
-    return IdempotencyKey(f"{request.method} {request.path}", key, hash_body(body))
+    # what the query string says is part of what is asked, as ``?model=`` on compatible routes
+    told = body + request.query_string.encode() if request.query_string else body
+    return IdempotencyKey(f"{request.method} {request.path}", key, hash_body(told))
 
 
 def estimate_tokens(request: ScoreRequest) -> int:
@@ -93,6 +103,7 @@ def estimate_tokens(request: ScoreRequest) -> int:
     around = _tokens_of(request.query or "")
     around += sum(_pieces_of(label) for label in request.labels or [])
     total = sum(around + _tokens_of(item) for item in request.item_list)
+    total += sum(_pieces_of(query) for query in request.queries or [])
     return min(total, _MAX_ESTIMATE)  # what the store's column holds
 
 
@@ -103,7 +114,7 @@ def _tokens_of(part: str | list[int]) -> int:
 
 
 def _pieces_of(text: str) -> int:
-    return -(-len(text) // _CHARACTERS_PER_TOKEN)
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def _count_scores(request: ScoreRequest) -> int:

@@ -8,6 +8,8 @@ one that misses one row in a hundred.
 
 import argparse
 import asyncio
+import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -24,19 +26,29 @@ from tests.e2e.stack import Stack
 from tests.services import Postgres, start_postgres, start_redis
 
 _POLL_S = 0.1
+_POSTGRES = "postgres"
 
 
-class _Peak:
-    """The largest memory of some processes, sampled while something else runs."""
+class Peak:
+    """The memory and the computing time of some processes, while something else runs."""
 
     def __init__(self, processes: dict[str, int]) -> None:
         self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
+        self._before = self._spent()
         self.bytes = dict.fromkeys(processes, 0)
 
+    def start(self) -> None:
+        """Count computing time from now on."""
+        self._before = self._spent()
+
     def render_cpu(self, rows: int) -> str:
-        """Return what each process has computed so far, per row: neighbours do not change it."""
-        spent = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
-        return ", ".join(f"{name} {1e6 * s / rows:.0f} us" for name, s in spent.items())
+        """Return what each process has computed since ``start``, per row.
+
+        Unlike times by the clock, neighbours on the machine hardly change it.
+        """
+        spent = {name: s - self._before[name] for name, s in self._spent().items()}
+        spent["all"] = sum(spent.values())
+        return ", ".join(f"{name} {1e6 * s / rows:.1f} us" for name, s in spent.items())
 
     async def watch(self) -> None:
         """Sample for ever."""
@@ -45,8 +57,25 @@ class _Peak:
                 self.bytes[name] = max(self.bytes[name], process.memory_info().rss)
             await asyncio.sleep(_POLL_S)
 
+    def _spent(self) -> dict[str, float]:
+        return {
+            name: _count_cpu(process, backends=name == _POSTGRES)
+            for name, process in self._processes.items()
+        }
 
-def _write_rows(path: Path, count: int, *, changed_every: int = 0) -> None:
+
+def _count_cpu(process: psutil.Process, *, backends: bool) -> float:
+    """The seconds of a process; PostgreSQL computes in its children, some of which have ended."""
+    times = process.cpu_times()
+    spent = sum(times[:4]) if backends else sum(times[:2])
+    for child in process.children() if backends else []:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            spent += sum(child.cpu_times()[:2])
+    return float(spent)
+
+
+def write_rows(path: Path, count: int, *, changed_every: int = 0) -> None:
+    """Write a file of one-item rows; every so many have another text than without."""
     with path.open("wb") as file:
         for start in range(0, count, 10_000):
             file.write(b"".join(_render(start, min(count, start + 10_000), changed_every)))
@@ -60,7 +89,7 @@ def _render(start: int, stop: int, changed_every: int) -> Iterator[bytes]:
         yield msgspec.json.encode({"custom_id": f"row-{n}", "item": text}) + b"\n"
 
 
-async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
+async def wait_for_end(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     """Return the bulk at its end, and after how many seconds every line was stored."""
     started, stored_s = time.perf_counter(), 0.0
     while bulk.state not in ENDED_BULKS:
@@ -71,11 +100,12 @@ async def _wait(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     return bulk, stored_s
 
 
-async def _run(bulks: BulkClient, path: Path, rows: int, name: str) -> Bulk:
+async def _run(bulks: BulkClient, path: Path, rows: int, name: str, peak: Peak) -> Bulk:
+    peak.start()
     started = time.perf_counter()
     bulk = await bulks.submit(path, {"model": "m"})
     uploaded_s = time.perf_counter() - started
-    bulk, stored_s = await _wait(bulks, bulk)
+    bulk, stored_s = await wait_for_end(bulks, bulk)
     total_s = time.perf_counter() - started
     counts = bulk.counts
     sys.stdout.write(
@@ -83,6 +113,7 @@ async def _run(bulks: BulkClient, path: Path, rows: int, name: str) -> Bulk:
         f"  uploaded in {uploaded_s:.1f} s; validated and stored in {stored_s:.1f} s = "
         f"{rows / max(stored_s, 1e-9):.0f} rows/s in\n"
         f"  all of it in {total_s:.1f} s = {rows / total_s:.0f} rows/s through\n"
+        f"  CPU a row: {peak.render_cpu(rows)}\n"
     )
     return bulk
 
@@ -95,48 +126,49 @@ async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
         probe = path.with_name(f"probe-{attempt}.jsonl")
         probe.write_bytes(last)
         options = {"model": "m", "metadata": {"probe": str(attempt)}}
-        bulk, _ = await _wait(bulks, await bulks.submit(probe, options))
+        bulk, _ = await wait_for_end(bulks, await bulks.submit(probe, options))
         if bulk.counts.from_cache:
             break
     sys.stdout.write(f"cache filled {time.perf_counter() - started:.1f} s after the end\n")
 
 
-async def _measure(options: argparse.Namespace, folder: Path, redis: str, database: str) -> int:
+async def _rescore(bulks: BulkClient, first: Bulk, rows: int, peak: Peak) -> None:
+    peak.start()
+    started = time.perf_counter()
+    again, _ = await wait_for_end(bulks, await bulks.rescore({"source": {"bulk": first.id}}))
+    sys.stdout.write(
+        f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
+        f"{time.perf_counter() - started:.1f} s; CPU a row: {peak.render_cpu(rows)}\n"
+    )
+
+
+async def _measure(options: argparse.Namespace, folder: Path, redis: str, server: Postgres) -> None:
     models = {"m": {"source": "builtin:deterministic"}}
-    async with Stack(folder, redis, models, database_url=database) as stack:
+    async with Stack(folder, redis, models, database_url=server.url("bulk")) as stack:
         workers = [await stack.start_worker() for _ in range(options.workers)]
         await stack.wait_for("/readyz")
-        api = next(
-            process.pid
-            for process in psutil.Process().children()
-            if process.cmdline()[1:3] == ["-m", "api"]
+        peak = Peak(
+            {"client": os.getpid(), "api": stack.api_pid, _POSTGRES: server.process.pid}
+            | {f"worker {n}": worker.pid for n, worker in enumerate(workers)}
         )
-        peak = _Peak({"api": api} | {f"worker {n}": w.pid for n, w in enumerate(workers)})
-        watching = asyncio.create_task(peak.watch())
         path, changed = folder / "rows.jsonl", folder / "changed.jsonl"
-        await asyncio.to_thread(_write_rows, path, options.rows)
-        await asyncio.to_thread(_write_rows, changed, options.rows, changed_every=100)
+        await asyncio.to_thread(write_rows, path, options.rows)
+        await asyncio.to_thread(write_rows, changed, options.rows, changed_every=100)
+        watching = asyncio.create_task(peak.watch())
         async with BulkClient(stack.url) as bulks:
-            first = await _run(bulks, path, options.rows, "first run")
-            sys.stdout.write(f"  CPU a row: {peak.render_cpu(options.rows)}\n")
-            await _indexed(bulks, path, options.rows)
+            first = await _run(bulks, path, options.rows, "first run", peak)
+            if not options.once:
+                await _indexed(bulks, path, options.rows)
+                await _rescore(bulks, first, options.rows, peak)
+                await _run(bulks, changed, options.rows, "one row in a hundred changed", peak)
             started = time.perf_counter()
-            again, _ = await _wait(bulks, await bulks.rescore({"bulk": first.id}))
-            sys.stdout.write(
-                f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
-                f"{time.perf_counter() - started:.1f} s\n"
-            )
-            await _run(bulks, changed, options.rows, "one row in a hundred changed")
-            out = folder / "out.jsonl"
-            started = time.perf_counter()
-            lines = await bulks.write_results(first.id, out)
+            lines = await bulks.write_results(first.id, folder / "out.jsonl")
             sys.stdout.write(f"results: {lines} lines in {time.perf_counter() - started:.1f} s\n")
         watching.cancel()
         for name, size in peak.bytes.items():
             sys.stdout.write(f"peak memory of {name}: {size / 2**20:.0f} MiB\n")
         blobs = sum(p.stat().st_size for p in (folder / "data").rglob("*") if p.is_file())
         sys.stdout.write(f"blobs and files on disk: {blobs / 2**20:.0f} MiB\n")
-    return 0
 
 
 async def _database_size(server: Postgres) -> int:
@@ -155,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--once", action="store_true", help="the first run and its results only")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="scorekeep-bulk-") as folder,
@@ -162,7 +195,7 @@ def main() -> None:
         start_redis() as redis,
     ):
         server.execute("CREATE DATABASE bulk")
-        asyncio.run(_measure(options, Path(folder), redis, server.url("bulk")))
+        asyncio.run(_measure(options, Path(folder), redis, server))
         size = asyncio.run(_database_size(server))
         sys.stdout.write(f"database on disk: {size / 2**20:.0f} MiB\n")
 

@@ -8,10 +8,11 @@ by both trained heads. Each decision is held against plain transformers on one s
 
 import argparse
 import asyncio
+import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ LABELS = [" negative", " positive"]
 TRAINING_SHARE = 0.8
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
 FOLDS = 5
+#: sentences of one length that go through the model together while the head is fitted
+FITTED_TOGETHER = 16
 Rows = Sequence[tuple[str, int]]
 
 
@@ -56,15 +59,15 @@ class Outcome:
         return (
             f"{self.name:34}{len(self.truth):>6}{right:>10.1%}"
             f"{(expected == self.truth).float().mean().item():>14.1%}"
-            f"{same:>8} of {len(self.truth):<6}{difference:>10.1e}\n"
+            f"{same:>8} of {len(self.truth):<6}{difference:>10.1e}"
         )
 
 
 def main() -> None:
     """Fit the head, serve the three models, print one line each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shots", type=int, default=600, help="sentences for the two-shot prompt")
-    parser.add_argument("--held-out", type=int, default=600, help="sentences for the heads")
+    parser.add_argument("--shots", type=int, default=200, help="sentences for the two-shot prompt")
+    parser.add_argument("--held-out", type=int, default=300, help="sentences for the heads")
     parser.add_argument(
         "--training", type=int, default=2400, help="rows that the head is fitted on"
     )
@@ -75,26 +78,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="scorekeep-real-") as name:
         folder = Path(name)
         penalty = fit_smollm(cached["judge"], folder / "smollm", training[: options.training])
-        sys.stdout.write(
+        _print(
             f"SmolLM2's head: fitted on {options.training} sentences, penalty {penalty:g} chosen "
-            "by five folds of them\n"
+            "by five folds of them"
         )
         sources = {**cached, "smollm": folder / "smollm"}
         outcomes = asyncio.run(
             _measure(folder, sources, held_out[: options.shots], held_out[: options.held_out])
         )
-    sys.stdout.write(
+    _print(
         f"{'held-out sentences':34}{'count':>6}{'service':>10}{'transformers':>14}"
-        f"{'same decision':>18}{'difference':>10}\n"
+        f"{'same decision':>18}{'difference':>10}"
     )
     for outcome in outcomes:
-        sys.stdout.write(outcome.render())
+        _print(outcome.render())
 
 
 def _split_sentences() -> tuple[Rows, Rows]:
     with tempfile.TemporaryDirectory(prefix="scorekeep-sentences-") as name:
         rows, origin = _fetch_sentences(Path(name), lambda *_: None)
-    sys.stdout.write(f"{len(rows)} labelled sentences: {origin}\n")
+    _print(f"{len(rows)} labelled sentences: {origin}")
     random.Random(0).shuffle(rows)  # noqa: S311  # a split, not a secret
     cut = int(len(rows) * TRAINING_SHARE)
     return rows[:cut], rows[cut:]
@@ -114,12 +117,7 @@ def fit_smollm(source: Path, target: Path, rows: Rows) -> float:
         label2id={"negative": 0, "positive": 1},
     )
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    features_ND = torch.stack(
-        [
-            model.model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0, -1]
-            for text, _ in rows
-        ]
-    )
+    features_ND = _read_features(model.model, [tokenizer(text).input_ids for text, _ in rows])
     targets_N = torch.tensor([float(label) for _, label in rows])
     with torch.inference_mode(mode=False):
         features_ND, targets_N = features_ND.clone(), targets_N.clone()
@@ -129,6 +127,24 @@ def fit_smollm(source: Path, target: Path, rows: Rows) -> float:
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return penalty
+
+
+def _read_features(backbone: Any, texts: Sequence[list[int]]) -> Tensor:  # noqa: ANN401
+    """Return the last token's state of each text; texts of one length go together, unpadded."""
+    features: dict[int, Tensor] = {}
+    by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    for _, group in itertools.groupby(by_length, key=lambda index: len(texts[index])):
+        for part in _split(list(group), FITTED_TOGETHER):
+            ids_BL = torch.tensor([texts[index] for index in part])
+            last_BD = backbone(ids_BL).last_hidden_state[:, -1]
+            features |= dict(zip(part, last_BD, strict=True))
+    return torch.stack([features[index] for index in range(len(texts))])
+
+
+def _split(rows: list[int], size: int) -> Iterator[list[int]]:
+    """Yield ``rows`` in parts of at most ``size``."""
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]
 
 
 def choose_penalty(features_ND: Tensor, targets_N: Tensor) -> float:
@@ -180,6 +196,7 @@ async def _measure(
             judged = await _score(stack, "judge", judge)
             plain = {"items": texts, "apply_softmax": True}
             heads = {name: await _score(stack, name, plain) for name in ("sentiment", "smollm")}
+    _print("the service has scored all; now plain transformers, one sequence at a time")
     first = Outcome(
         "SmolLM2-135M, two-shot",
         judged,
@@ -240,6 +257,11 @@ def classify_plainly(source: Path, texts: Sequence[str]) -> Tensor:
         for text in texts
     ]
     return torch.stack(rows).double().softmax(-1)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from contract.jobs import Lane
-from contract.scores import ItemError
+from contract.scores import (
+    Activation,
+    Determinism,
+    ItemError,
+    LabelTokenIds,
+    Mode,
+    Truncation,
+)
 
 __all__ = [
     "BATCH_STATUS",
@@ -21,8 +28,10 @@ __all__ = [
     "BulkResult",
     "BulkState",
     "CacheUse",
+    "ChangedParameters",
     "LineError",
     "RescoreRequest",
+    "RescoreSource",
 ]
 
 _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
@@ -102,19 +111,55 @@ class BulkRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     webhook_events: list[str] | None = None
 
 
-class RescoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``POST /v1/rescore``: what was scored before, with something changed.
+class RescoreSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What was scored before: one of these.
 
-    One of ``bulk``, ``jobs`` and ``filter`` (``model``, ``state``, ``metadata.KEY``) says what;
-    ``model`` and ``parameters`` say what changes.
+    A ``batch`` is a bulk under OpenAI's name. ``filter`` takes ``model``, ``state`` and
+    ``metadata.KEY`` of jobs.
     """
 
     bulk: str | None = None
+    batch: str | None = None
     jobs: Annotated[list[str], msgspec.Meta(max_length=10_000)] | None = None
     filter: dict[str, str] | None = None
+
+
+class ChangedParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of a score request that are to be others; what is left out stays as it was."""
+
+    label_token_ids: LabelTokenIds | msgspec.UnsetType | None = msgspec.UNSET
+    labels: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    apply_softmax: bool | msgspec.UnsetType = msgspec.UNSET
+    temperature: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET
+    item_first: bool | msgspec.UnsetType = msgspec.UNSET
+    return_token_logprobs: bool | msgspec.UnsetType = msgspec.UNSET
+    return_label_mass: bool | msgspec.UnsetType = msgspec.UNSET
+    return_pooled_hidden_states: bool | msgspec.UnsetType = msgspec.UNSET
+    activation: Activation | msgspec.UnsetType | None = msgspec.UNSET
+    truncation: Truncation | msgspec.UnsetType = msgspec.UNSET
+    multi_token: bool | msgspec.UnsetType = msgspec.UNSET
+    mode: Mode | msgspec.UnsetType = msgspec.UNSET
+    determinism: Determinism | msgspec.UnsetType | None = msgspec.UNSET
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The fields that were given."""
+        names = ChangedParameters.__struct_fields__
+        given = {name: getattr(self, name) for name in names}
+        kept: dict[str, Any] = msgspec.to_builtins(
+            {name: value for name, value in given.items() if value is not msgspec.UNSET}
+        )
+        return kept
+
+
+class RescoreRequest(ChangedParameters, kw_only=True):
+    """The body of ``POST /v1/rescore``: what was scored before, with something changed.
+
+    ``model`` and the score request's parameters say what; all are at the top.
+    """
+
+    source: RescoreSource
     model: str | None = None
-    parameters: dict[str, Any] = {}
-    hidden_states: bool | None = None
     cache: CacheUse = CacheUse.READ
     priority: Lane = Lane.BULK
     metadata: _Metadata = {}

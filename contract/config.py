@@ -5,20 +5,22 @@ A component takes what it needs from ``Settings``; nothing else reads the enviro
 
 import os
 from collections.abc import Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from contract.errors import SettingsError
+from contract.limits import TenantLimits
 
-__all__ = ["PREFIX", "Settings", "load_settings"]
+__all__ = ["PREFIX", "Settings", "default_api_key", "is_loopback", "load_settings"]
 
 PREFIX = "SCOREKEEP_"
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(gt=0)]
+_Amount = Annotated[int, msgspec.Meta(ge=0)]  # 0: without a limit
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "INFO"
     log_format: str = "text"
 
+    auth: str = ""
+    api_key: str = ""
+    header_timeout_s: _Positive = 10.0
+    body_timeout_s: _Positive = 15.0
+    queue_tokens: _Amount = 2_000_000_000
+    tenant_requests_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    tenant_queued_jobs: _Amount = 1_000_000
+    tenant_queued_tokens: _Amount = 1_000_000_000
+    tenant_running_tokens: _Amount = 0
+    tenant_stored_bytes: _Amount = 0
+    tenant_open_bulks: _Amount = 100
+    tenant_webhook_endpoints: _Amount = 100
+
     max_body_bytes: _Count = 32 * 1024 * 1024
     max_items: _Count = 10_000
     max_job_tokens: Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)] = 100_000_000
@@ -49,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: _Positive = 60.0
     default_wait_s: _Positive = 30.0
 
+    database_timeout_s: _Positive = 5.0
     lease_s: _Positive = 30.0
     heartbeat_s: _Positive = 10.0
     sweep_s: _Positive = 2.0
@@ -85,6 +101,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.blob_url or f"file://{Path(self.data_dir).absolute()}/blobs"
 
     @property
+    def requires_keys(self) -> bool:
+        """Whether requests need a key: as ``auth`` says, else wherever others can reach us."""
+        return self.auth == "required" or (self.auth == "" and not is_loopback(self.host))
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """What a tenant may have and do that has no limits of its own."""
+        return TenantLimits(
+            requests_per_s=self.tenant_requests_per_s,
+            queued_jobs=self.tenant_queued_jobs,
+            queued_tokens=self.tenant_queued_tokens,
+            running_tokens=self.tenant_running_tokens,
+            stored_bytes=self.tenant_stored_bytes,
+            open_bulks=self.tenant_open_bulks,
+            webhook_endpoints=self.tenant_webhook_endpoints,
+            body_bytes=self.max_body_bytes,
+            items=self.max_items,
+        )
+
+    @property
     def allowed_networks(self) -> list[IPv4Network | IPv6Network]:
         """The subnets that webhooks may reach although they are not public."""
         return [
@@ -92,6 +128,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             for part in self.webhook_allowed_networks.split(",")
             if part.strip()
         ]
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches ``host``. A name but localhost may be anything."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def default_api_key() -> str | None:
+    """Return the key that a client uses where its caller gives none."""
+    return os.environ.get(f"{PREFIX}API_KEY") or None
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -115,7 +164,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
                 _parse_word(raw, fields[name]), fields[name], strict=False
             )
         except msgspec.ValidationError as error:
-            faults.append(f"{variable}={raw!r}: {error}")
+            faults.append(f"{variable}={raw!r}: {error}")  # numbers and switches: no secrets
     faults += _check_together(values)
     if faults:
         raise SettingsError("; ".join(faults))
@@ -134,6 +183,8 @@ def _check_together(values: Mapping[str, Any]) -> list[str]:
     faults = []
     if values.get("log_format", "text") not in {"text", "json"}:
         faults.append(f"{PREFIX}LOG_FORMAT: use text or json")
+    if values.get("auth", "") not in {"", "required", "off"}:
+        faults.append(f"{PREFIX}AUTH: use required or off")
     if values.get("log_level", "INFO") not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         faults.append(f"{PREFIX}LOG_LEVEL: use DEBUG, INFO, WARNING or ERROR")
     for part in str(values.get("webhook_allowed_networks", "")).split(","):

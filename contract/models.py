@@ -5,6 +5,7 @@ submission when the model is loaded somewhere, the worker always.
 """
 
 import tomllib
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from contract.errors import InvalidRequestError, SettingsError
-from contract.scores import Activation, Mode, ScoreRequest, Truncation
+from contract.scores import Activation, Determinism, Mode, ScoreRequest, Truncation
 
 __all__ = [
     "CANARY_DRIFT",
@@ -22,7 +23,9 @@ __all__ = [
     "ModelStatus",
     "ScoringPath",
     "check_request",
+    "list_refusals",
     "parse_models",
+    "settle_activation",
 ]
 
 
@@ -65,6 +68,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     adapter: str | None = None
     quantization: str | None = None
     device_map: str | None = None
+    tp_plan: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -132,6 +136,53 @@ def check_request(request: ScoreRequest, model: ModelDescription) -> list[str]:
     return _check_classification(request, model)
 
 
+def settle_activation(request: ScoreRequest, model: ModelDescription) -> ScoreRequest:
+    """Return the request with activation ``model`` resolved for a causal model.
+
+    Softmax over the labels; of one label it would be the constant 1.0, so that one keeps its
+    probability. Classifiers resolve theirs where logits become scores.
+    """
+    if model.path is not ScoringPath.CAUSAL or request.activation is not Activation.MODEL:
+        return request
+    ids = request.label_token_ids or []
+    nested = [len(entry) for entry in ids if isinstance(entry, list)]
+    count = min(nested, default=len(request.labels or ids))
+    return msgspec.structs.replace(request, activation=None, apply_softmax=count > 1)
+
+
+#: what a request may ask for beside items, as the smallest request that asks for it
+_WISHES: dict[str, ScoreRequest] = {
+    "label_token_ids": ScoreRequest(items=["x"], label_token_ids=[0]),
+    "multi_token": ScoreRequest(items=["x"], labels=["x"], multi_token=True),
+    "loglikelihood": ScoreRequest(query="x", items=["x"], mode=Mode.LOGLIKELIHOOD),
+    "return_token_logprobs": ScoreRequest(
+        items=["x"], label_token_ids=[0], return_token_logprobs=True
+    ),
+    "activation": ScoreRequest(items=["x"], label_token_ids=[0], activation=Activation.SIGMOID),
+    "apply_softmax": ScoreRequest(items=["x"], label_token_ids=[0], apply_softmax=True),
+    "item_first": ScoreRequest(items=["x"], label_token_ids=[0], item_first=True),
+    "determinism": ScoreRequest(items=["x"], label_token_ids=[0], determinism=Determinism.STRICT),
+}
+
+
+def list_refusals(check: Callable[[ScoreRequest], list[str]]) -> dict[str, str]:
+    """Return why each thing that a request may ask for is refused or ignored, by its name.
+
+    ``check`` raises or warns as it would for a request: found out by asking, not listed twice.
+    """
+    found: dict[str, str] = {}
+    for name, wish in _WISHES.items():
+        try:
+            warnings = check(wish)
+        except InvalidRequestError as error:
+            found[name] = error.message
+        else:
+            ignored = [text for text in warnings if name in text.split()]
+            if ignored:
+                found[name] = ignored[0]
+    return found
+
+
 class _Registry(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, ModelConfig] = {}
 
@@ -170,8 +221,8 @@ def _check_causal(request: ScoreRequest, model: ModelDescription) -> list[str]:
     if request.label_token_ids is None and request.labels is None and not model.labels:
         message = f"{model.name} is a causal model: give label_token_ids or labels to be scored"
         raise InvalidRequestError(message, param="label_token_ids")
-    if request.activation is not None:
-        message = "activation is for classification models; use apply_softmax"
+    if request.activation not in {None, Activation.MODEL}:
+        message = "activation is for classification models, but for model; use apply_softmax"
         raise InvalidRequestError(message, param="activation")
     for index, entry in enumerate(request.label_token_ids or []):
         nested = entry if isinstance(entry, list) else [entry]

@@ -5,6 +5,7 @@ What depends on the model (label range, softmax of one label) is checked in ``co
 """
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -12,10 +13,11 @@ import msgspec
 
 from contract.errors import InvalidRequestError
 from contract.jobs import JobState, Lane
-from contract.parsing import TokenId, parse_in_slices, parse_json
+from contract.parsing import MAX_TOKEN_ID, TokenId, parse_in_slices, parse_json
 
 __all__ = [
     "Activation",
+    "AttemptEnd",
     "Determinism",
     "ItemError",
     "Items",
@@ -30,6 +32,7 @@ __all__ = [
     "Scores",
     "TokenCounts",
     "Truncation",
+    "TruncationSide",
     "Usage",
     "parse_in_slices",
     "parse_json",
@@ -39,6 +42,7 @@ __all__ = [
 Items = str | list[str | list[TokenId]]
 #: One list for all items, or one list per item.
 LabelTokenIds = list[TokenId | list[TokenId]]
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKEN_ID)]
 
 
 class Activation(StrEnum):
@@ -58,6 +62,13 @@ class Truncation(StrEnum):
     QUERY = "query"  #: only the query is cut
 
 
+class TruncationSide(StrEnum):
+    """Which end of what is too long is cut away."""
+
+    LEFT = "left"  #: the beginning goes, the end is kept
+    RIGHT = "right"  #: the end goes
+
+
 class Mode(StrEnum):
     """What a causal model reads."""
 
@@ -72,11 +83,16 @@ class Determinism(StrEnum):
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One query, many items: the body of ``POST /v1/score``."""
+    """One query, many items: the body of ``POST /v1/score``.
+
+    ``queries`` gives every item its own in place of ``query``. ``max_tokens`` lowers the model's
+    limit for this request; beyond ``max_item_tokens`` an item is cut whatever ``truncation`` says.
+    """
 
     items: Items
     model: str | None = None
     query: str | list[TokenId] | None = None
+    queries: list[str] | None = None
     label_token_ids: LabelTokenIds | None = None
     labels: list[str] | None = None
     apply_softmax: bool = False
@@ -87,6 +103,9 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
     return_pooled_hidden_states: bool = False
     activation: Activation | None = None
     truncation: Truncation = Truncation.ERROR
+    truncation_side: TruncationSide | None = None
+    max_tokens: _Limit | None = None
+    max_item_tokens: _Limit | None = None
     multi_token: bool = False
     mode: Mode = Mode.LABELS
     determinism: Determinism | None = None
@@ -97,6 +116,18 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
         if isinstance(self.items, str):
             return [self.items]
         return self.items  # type: ignore[return-value]  # check() refuses a mixture
+
+    def take(self, indexes: Sequence[int]) -> Self:
+        """Return the request with some of its items and, where each has its own, what is theirs."""
+        items, queries, labels = self.item_list, self.queries, self.label_token_ids
+        if labels and isinstance(labels[0], list):
+            labels = [labels[index] for index in indexes]
+        return msgspec.structs.replace(
+            self,
+            items=[items[index] for index in indexes],
+            queries=None if queries is None else [queries[index] for index in indexes],
+            label_token_ids=labels,
+        )
 
     def check(self, *, max_items: int) -> Self:
         """Raise ``InvalidRequestError`` for what no model could do; return ``self``."""
@@ -172,6 +203,20 @@ class JobCounts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt after which its job was tried again, or that was its last.
+
+    ``outcome``: ``lost`` (its worker stopped answering), ``failed``, or ``released`` (given back).
+    """
+
+    attempt: int
+    outcome: str
+    ended_at: str
+    started_at: str | None = None
+    worker: str | None = None
+    error: Problem | None = None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as ``GET /v1/jobs/{id}`` shows it. Moments are RFC 3339 in UTC."""
 
@@ -182,6 +227,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: Lane
     counts: JobCounts
     attempt: int
+    bulk: str | None = None
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None
@@ -190,6 +236,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     usage: Usage | None = None
     error: Problem | None = None
+    history: list[AttemptEnd] = []
     warnings: list[str] = []
     receipt: dict[str, Any] | None = None
     links: dict[str, str] = {}
@@ -241,6 +288,21 @@ def _check_items(request: ScoreRequest, max_items: int) -> None:
     if request.query is not None and kinds and type(request.query) not in kinds:
         message = "query and items mix text and token ids; use one kind for both"
         raise InvalidRequestError(message, param="query")
+    if request.queries is not None:
+        _check_queries(request, request.queries, kinds)
+
+
+def _check_queries(request: ScoreRequest, queries: list[str], kinds: set[type]) -> None:
+    count = len(request.item_list)
+    if request.query is not None:
+        message = "give either query, for all items, or queries, one for each; not both"
+        raise InvalidRequestError(message, param="queries")
+    if list in kinds:
+        message = "queries are texts; items of token ids have one query"
+        raise InvalidRequestError(message, param="queries")
+    if len(queries) != count:
+        message = f"{len(queries)} queries for {count} items"
+        raise InvalidRequestError(message, param="queries")
 
 
 def _check_labels(request: ScoreRequest) -> None:

@@ -9,10 +9,9 @@ import csv
 import hashlib
 import io
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import aiohttp
@@ -21,7 +20,7 @@ import msgspec
 from contract.bulks import ENDED_BULKS, Bulk
 from contract.errors import ScoreError, UnavailableError
 from scorekeep.hidden import INDEX_FILE, Index
-from scorekeep.transport import Transport, create_error
+from scorekeep.transport import Transport, create_error, render_authorization
 
 __all__ = ["BulkClient", "count_done"]
 
@@ -34,6 +33,23 @@ _TRIES = 6
 
 class _Bulks(msgspec.Struct):
     data: list[Bulk]
+
+
+class _Description(msgspec.Struct):
+    fingerprint: str = ""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    description: _Description | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return "" if self.description is None else self.description.fingerprint
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class _File(msgspec.Struct):
@@ -49,19 +65,14 @@ class BulkClient:
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         self._transport = Transport(base_url, api_key=api_key, timeout_s=60, max_retries=6)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = render_authorization(api_key)
         self._url = base_url.rstrip("/")
         self._session = aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
         await self._transport.close()
 
@@ -78,10 +89,16 @@ class BulkClient:
         return await self._post("/v1/bulks", {**options, "input_file_id": file_id}, key=key)
 
     async def rescore(self, request: Mapping[str, Any]) -> Bulk:
-        """Score again; ``request`` is the body of ``POST /v1/rescore``. Twice is the same bulk."""
-        told = msgspec.json.encode(dict(request), order="sorted")
-        key = f"rescore-{hashlib.sha256(told).hexdigest()}"
-        return await self._post("/v1/rescore", request, key=key)
+        """Score again; ``request`` is the body of ``POST /v1/rescore``.
+
+        Twice is the same bulk, as long as the models are the same: another checkpoint behind an old
+        name is another one.
+        """
+        answer = await self._transport.send("GET", "/v1/models")
+        served = msgspec.json.decode(answer.body, type=_Models).data
+        told = [dict(request), sorted((model.id, model.fingerprint) for model in served)]
+        digest = hashlib.sha256(msgspec.json.encode(told, order="sorted"))
+        return await self._post("/v1/rescore", request, key=f"rescore-{digest.hexdigest()}")
 
     async def get(self, bulk_id: str) -> Bulk:
         """Return a bulk with its live counts."""
@@ -109,15 +126,19 @@ class BulkClient:
         A line that an interruption cut is fetched again.
         """
         last = await asyncio.to_thread(_trim, path)
-        query = {"after": str(last)}
-        url = f"{self._url}/v1/bulks/{bulk_id}/results"
-        with path.open("ab") as file:
-            async with self._session.get(url, params=query) as response:
-                await _check(response)
-                async for line in _lines(response):
-                    file.write(line)
-                    last = msgspec.json.decode(line, type=_Line).line
-                    on_lines(last)
+
+        async def append() -> None:
+            nonlocal last
+            url = f"{self._url}/v1/bulks/{bulk_id}/results?after={last}"
+            with path.open("ab") as file:
+                async with self._session.get(url) as response:
+                    await _check(response)
+                    async for line in _lines(response):
+                        file.write(line)
+                        last = msgspec.json.decode(line, type=_Line).line
+                        on_lines(last)
+
+        await _try_again(append)
         return last
 
     async def write_hidden_states(
@@ -150,15 +171,7 @@ class BulkClient:
         partial = target.with_name(f"{target.name}.part")
         if size := _size_of(target):
             return before + size
-        for attempt in range(_TRIES):
-            try:
-                await self._fetch_rest(path, partial, before, on_bytes)
-                break
-            except aiohttp.ClientError as error:
-                if attempt + 1 == _TRIES:
-                    message = f"the download broke off: {error}"
-                    raise UnavailableError(message) from error
-                await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt)
+        await _try_again(lambda: self._fetch_rest(path, partial, before, on_bytes))
         partial.replace(target)
         return before + _size_of(target)
 
@@ -198,6 +211,20 @@ class BulkClient:
             "POST", path, body=msgspec.json.encode(dict(body)), headers=headers
         )
         return msgspec.json.decode(answer.body, type=Bulk)
+
+
+async def _try_again(download: Callable[[], Awaitable[None]]) -> None:
+    """Download, and again where the connection breaks: each time from where it broke."""
+    for attempt in range(_TRIES):
+        try:
+            await download()
+        except aiohttp.ClientError as error:
+            if attempt + 1 == _TRIES:
+                message = f"the download broke off: {error}"
+                raise UnavailableError(message) from error
+            await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt)
+        else:
+            return
 
 
 def _key_of(path: Path, options: Mapping[str, Any]) -> str:

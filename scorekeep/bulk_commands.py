@@ -30,13 +30,13 @@ async def _submit(bulks: BulkClient, options: argparse.Namespace) -> int:
 
 
 async def _rescore(bulks: BulkClient, options: argparse.Namespace) -> int:
+    source = {"jobs": options.jobs} if options.bulk is None else {"bulk": options.bulk}
     request = {
-        "bulk": options.bulk,
-        "jobs": options.jobs,
+        "source": source,
         "model": options.model,
-        "parameters": _parameters(options),
-        "hidden_states": True if options.hidden_states else None,
+        "return_pooled_hidden_states": True if options.hidden_states else None,
         "cache": options.cache,
+        **_parameters(options),
     }
     given = {name: value for name, value in request.items() if value is not None}
     given |= _webhook(options)

@@ -13,7 +13,18 @@ from contract.errors import RequestError, ScoreError, SettingsError, Unavailable
 from scorekeep import bulk_commands, commands, webhook_commands
 from scorekeep.demo import run_demo
 from scorekeep.demo_sources import default_cache
-from scorekeep.launch import API, DOCTOR, MIGRATE, WORKER, LaunchOptions, render_environment
+from scorekeep.key_parser import render_words
+from scorekeep.launch import (
+    API,
+    BACKUP,
+    DOCTOR,
+    KEYS,
+    MIGRATE,
+    RESTORE,
+    WORKER,
+    LaunchOptions,
+    render_environment,
+)
 from scorekeep.parser import create_parser
 from scorekeep.up import up
 
@@ -65,6 +76,18 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return _become((*DOCTOR, *flags), LaunchOptions(data=options.data))
 
 
+def _run_backup(options: argparse.Namespace) -> int:
+    return _become((*BACKUP, str(options.folder.absolute())), LaunchOptions(data=options.data))
+
+
+def _run_restore(options: argparse.Namespace) -> int:
+    return _become((*RESTORE, str(options.folder.absolute())), LaunchOptions(data=options.data))
+
+
+def _run_keys(options: argparse.Namespace) -> int:
+    return _become((*KEYS, *render_words(options)), LaunchOptions(data=options.data))
+
+
 _RUNS = {
     "demo": _run_demo,
     "up": _run_up,
@@ -72,6 +95,9 @@ _RUNS = {
     "worker": _run_worker,
     "migrate": _run_migrate,
     "doctor": _run_doctor,
+    "backup": _run_backup,
+    "restore": _run_restore,
+    "keys": _run_keys,
     **commands.RUNS,
     **webhook_commands.RUNS,
     **bulk_commands.RUNS,

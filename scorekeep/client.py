@@ -12,11 +12,18 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
+from contract.bulks import ENDED_BULKS, Bulk, BulkResult
+from contract.compatible import ClassifyAnswer, ClassifyRequest, RerankAnswer, RerankRequest
 from contract.errors import ConflictError, GoneError
 from contract.jobs import TERMINAL, JobState
-from contract.models import ModelDescription, ModelState, ModelStatus
+from contract.models import ModelStatus
 from contract.scores import Job, JobRequest, Scores
-from scorekeep.options import JobOptions
+from contract.shapes import Model
+from contract.webhooks import Event
+from scorekeep.asking import LONGEST_POLL_S, ask
+from scorekeep.bulk import BulkClient
+from scorekeep.options import JobOptions, RerankOptions
+from scorekeep.streams import read_events
 from scorekeep.tensors import Framework, parse_tensor
 from scorekeep.transport import Answer, Transport, create_error
 from scorekeep.webhooks import Webhooks
@@ -24,7 +31,7 @@ from scorekeep.webhooks import Webhooks
 __all__ = ["DEFAULT_URL", "AsyncClient", "JobPage", "check_scored"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_LONGEST_POLL_S = 30.0
+_BULK_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +46,8 @@ class _JobList(msgspec.Struct, frozen=True):
     data: list[Job]
 
 
-class _Model(msgspec.Struct, frozen=True):
-    id: str
-    state: ModelState
-    reason: str | None = None
-    description: ModelDescription | None = None
-
-
-class _ModelList(msgspec.Struct, frozen=True):
-    data: list[_Model]
+class _Models(msgspec.Struct, frozen=True):
+    data: list[Model]
 
 
 class _Secret(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class AsyncClient:
     way that a repetition may cure; ``Retry-After`` and ``x-should-retry`` are honoured, and every
     submission and cancellation carries an idempotency key, so that a repetition changes nothing.
     ``timeout_s`` bounds one exchange; how long to wait for a job is each method's own argument.
-    Errors are the classes of ``contract.errors``.
+    Errors are the classes of ``contract.errors``. ``api_key`` None takes ``SCOREKEEP_API_KEY``.
     """
 
     def __init__(
@@ -75,6 +75,9 @@ class AsyncClient:
         self._transport = Transport(
             base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries
         )
+        self._api_key = api_key
+        self._max_retries = max_retries
+        self._bulks: BulkClient | None = None
         #: Endpoints, the log of deliveries, sending again.
         self.webhooks = Webhooks(self._transport)
 
@@ -91,7 +94,17 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._bulks is not None:
+            await self._bulks.__aexit__(None, None, None)
+            self._bulks = None
         await self._transport.close()
+
+    @property
+    def bulks(self) -> BulkClient:
+        """Files of many lines: submit, watch, fetch. Only where an event loop runs."""
+        if self._bulks is None:
+            self._bulks = BulkClient(self._transport.base_url, api_key=self._api_key)
+        return self._bulks
 
     async def submit(
         self,
@@ -135,8 +148,8 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
-            left_s = _LONGEST_POLL_S if deadline is None else deadline - loop.time()
-            found = await self.get(job, wait_s=max(0.0, min(left_s, _LONGEST_POLL_S)))
+            left_s = LONGEST_POLL_S if deadline is None else deadline - loop.time()
+            found = await self.get(job, wait_s=max(0.0, min(left_s, LONGEST_POLL_S)))
             if found.state in TERMINAL:
                 return found
             if deadline is not None and loop.time() >= deadline:
@@ -157,7 +170,7 @@ class AsyncClient:
         item could be scored, ``ConflictError`` where it was cancelled or expired, and
         ``TimeoutError`` after ``timeout_s``.
         """
-        wait_s = _LONGEST_POLL_S if timeout_s is None else min(timeout_s, _LONGEST_POLL_S)
+        wait_s = LONGEST_POLL_S if timeout_s is None else min(timeout_s, LONGEST_POLL_S)
         started = asyncio.get_running_loop().time()
         job = await self.submit(items, idempotency_key=idempotency_key, wait_s=wait_s, **options)
         if job.state not in TERMINAL:
@@ -166,6 +179,78 @@ class AsyncClient:
             job = await self.wait(job, timeout_s=left_s)
         check_scored(job)
         return await self.scores(job)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 300.0,
+        **options: Unpack[RerankOptions],
+    ) -> RerankAnswer:
+        """Return the documents' indexes by relevance to the query, the best first.
+
+        ``id`` of the answer is the job. Documents that failed are in ``errors`` alone. Raises as
+        ``score`` does.
+        """
+        given: RerankOptions = {"return_documents": False, **options}
+        body = msgspec.json.encode(RerankRequest(query=query, documents=list(documents), **given))
+        raw = await ask(
+            self._transport, "/v1/rerank", body, key=idempotency_key, timeout_s=timeout_s
+        )
+        return msgspec.json.decode(raw, type=RerankAnswer)
+
+    async def classify(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 300.0,
+    ) -> ClassifyAnswer:
+        """Return the likeliest label of each input and the numbers of all, in input order.
+
+        The numbers are the checkpoint's own: probabilities, or whatever its activation gives.
+        Raises as ``score`` does.
+        """
+        texts = inputs if isinstance(inputs, str) else [*inputs]
+        body = msgspec.json.encode(ClassifyRequest(input=texts, model=model))
+        raw = await ask(
+            self._transport, "/v1/classify", body, key=idempotency_key, timeout_s=timeout_s
+        )
+        return msgspec.json.decode(raw, type=ClassifyAnswer)
+
+    async def events(self, job: str | Job, *, after: int = 0) -> AsyncIterator[Event]:
+        """Yield a job's events as they happen, after the sequence number ``after``; end with it.
+
+        Connections that break are opened again where they broke.
+        """
+        path = f"{_path(job)}/events"
+        stream = read_events(self._transport, path, after=after, max_retries=self._max_retries)
+        async for event in stream:
+            yield event
+
+    async def wait_for_bulk(self, bulk: str | Bulk, *, timeout_s: float | None = None) -> Bulk:
+        """Return a bulk once it has ended. Raises ``TimeoutError`` after ``timeout_s``."""
+        bulk_id = bulk if isinstance(bulk, str) else bulk.id
+        async with asyncio.timeout(timeout_s):
+            while True:
+                found = await self.bulks.get(bulk_id)
+                if found.state in ENDED_BULKS:
+                    return found
+                await asyncio.sleep(_BULK_POLL_S)
+
+    async def bulk_results(self, bulk: str | Bulk, *, after: int = 0) -> AsyncIterator[BulkResult]:
+        """Yield results in the order of the lines, after the line ``after``, as far as they are.
+
+        ``bulks.write_results`` keeps them in a file, and goes on where it stopped.
+        """
+        bulk_id = bulk if isinstance(bulk, str) else bulk.id
+        path, query = f"/v1/bulks/{quote(bulk_id, safe='')}/results", {"after": str(after)}
+        async with self._transport.stream(path, query=query) as lines:
+            async for line in lines:
+                yield msgspec.json.decode(line, type=BulkResult)
 
     async def scores(self, job: str | Job) -> Scores:
         """Return the scores of a job that has ended."""
@@ -254,8 +339,13 @@ class AsyncClient:
                 reason=model.reason,
                 description=model.description,
             )
-            for model in msgspec.json.decode(answer.body, type=_ModelList).data
+            for model in msgspec.json.decode(answer.body, type=_Models).data
         ]
+
+    async def limits(self) -> dict[str, float]:
+        """Return every limit of the service by name."""
+        answer = await self._transport.send("GET", "/v1/limits")
+        return msgspec.json.decode(answer.body, type=dict[str, float])
 
     async def webhook_secret(self) -> str:
         """Return the newest secret that this tenant's webhooks are signed with."""

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from contract.config import load_settings
 from contract.jobs import JobState
-from contract.scores import Activation, Job, Scores, Truncation
+from contract.scores import Activation, AttemptEnd, Job, Scores, Truncation
 from scorekeep.blocking import Client
 from scorekeep.client import check_scored
 from scorekeep.options import JobOptions
@@ -186,7 +186,14 @@ def _print_job(job: Job, options: argparse.Namespace) -> None:
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, Text(value))
+    for ended in job.history:
+        table.add_row(f"attempt {ended.attempt}", Text(_describe_attempt(ended)))
     Console().print(table)
+
+
+def _describe_attempt(ended: AttemptEnd) -> str:
+    why = "" if ended.error is None else f" ({ended.error.code}: {ended.error.message})"
+    return f"{ended.outcome} at {ended.ended_at} by {ended.worker}{why}"
 
 
 def _print_scores(scores: Scores, items: Sequence[str], options: argparse.Namespace) -> None:

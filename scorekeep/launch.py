@@ -17,8 +17,11 @@ from contract.models import parse_models
 
 __all__ = [
     "API",
+    "BACKUP",
     "DOCTOR",
+    "KEYS",
     "MIGRATE",
+    "RESTORE",
     "WORKER",
     "LaunchOptions",
     "find_registry",
@@ -31,6 +34,9 @@ API = (*_PYTHON, "api")
 WORKER = (*_PYTHON, "worker")
 MIGRATE = (*_PYTHON, "storage.migrating")
 DOCTOR = (*_PYTHON, "storage.doctor")
+BACKUP = (*_PYTHON, "storage.backup", "take")
+RESTORE = (*_PYTHON, "storage.backup", "restore")
+KEYS = (*_PYTHON, "storage.key_commands")
 
 _DEFAULT_REGISTRY = Path("scorekeep.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

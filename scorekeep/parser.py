@@ -7,6 +7,7 @@ from pathlib import Path
 from contract.jobs import JobState
 from contract.scores import Activation, Truncation
 from scorekeep.bulk_commands import fill_bulk, fill_rescore
+from scorekeep.key_parser import fill_keys
 from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
@@ -77,6 +78,18 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     _fill_worker(worker)
     _add_data(add("migrate", "bring the database to this version's schema, and exit"))
     _fill_doctor(add("doctor", "compare rows, bytes and counts; 1 if something disagrees"))
+    for name, text, metavar in (
+        (
+            "backup",
+            "copy rows and blobs of this machine, while running, into the new folder",
+            "OUT",
+        ),
+        ("restore", "make the data folder anew from a backup; 1 if something disagrees", "IN"),
+    ):
+        command = add(name, text)
+        _add_data(command)
+        command.add_argument("folder", type=Path, metavar=metavar)
+    fill_keys(add("keys", "make, show, rotate and revoke keys; limits of tenants"), _add_data)
     _fill_score(add("score", "submit items, wait, and print the scores", _SCORE_EPILOG))
     _fill_jobs(add("jobs", "look at jobs, cancel and delete them", _EXIT_CODES), runs)
     webhooks = add("webhooks", "endpoints, the log of deliveries, sending again", _EXIT_CODES)

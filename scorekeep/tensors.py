@@ -42,7 +42,11 @@ def parse_tensor(data: bytes, name: str, framework: Framework = "numpy") -> Any:
 
 
 def _read_numpy(_data: bytes, _name: str, tensor: dict[str, Any]) -> "np.ndarray[Any, Any]":
-    import numpy as np  # noqa: PLC0415  # an optional dependency
+    try:
+        import numpy as np  # noqa: PLC0415  # an optional dependency
+    except ModuleNotFoundError as error:
+        message = "arrays need numpy: pip install numpy; hidden_states_file gives the plain bytes"
+        raise ScoreError(message) from error
 
     raw, shape = bytes(tensor["data"]), tensor["shape"]
     if tensor["dtype"] == "BF16":  # numpy has none: its bits are the upper half of a float32

@@ -4,8 +4,9 @@ The only place of the client that knows status codes and headers.
 """
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,14 +15,17 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from contract.config import default_api_key
 from contract.errors import ScoreError, UnavailableError
 
-__all__ = ["Answer", "Transport", "create_error"]
+__all__ = ["Answer", "Transport", "create_error", "render_authorization"]
 
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_RETRY_AFTER_S = 120.0
 _FIRST_BACK_OFF_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
+#: Streams send a comment every 15 s: silence for longer is a connection that is dead.
+_SILENCE_S = 60.0
 
 
 class _Fault(msgspec.Struct):
@@ -62,8 +66,7 @@ class Transport:
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._headers = {"User-Agent": "scorekeep-python"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers |= render_authorization(api_key)
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._session: aiohttp.ClientSession | None = None
@@ -104,11 +107,44 @@ class Transport:
             await asyncio.sleep(_delay_s(answer, attempt))
             attempt += 1
 
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a GET whose answer is read line by line, for as long as it lasts.
+
+        Raises as ``send`` does for an answer that is an error; a connection that breaks raises
+        ``aiohttp.ClientError``, one that is silent for a minute ``TimeoutError``.
+        """
+        timeout = aiohttp.ClientTimeout(sock_connect=self._timeout_s, sock_read=_SILENCE_S)
+        async with self._open().get(
+            self._base_url + path,
+            params=query,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
+            if response.status >= 400:
+                answer = Answer(response.status, response.headers, await response.read())
+                raise self._error(answer, None)
+            yield _read_lines(response.content)
+
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
 
     async def _send_once(
         self,
@@ -119,12 +155,8 @@ class Transport:
         headers: Mapping[str, str] | None,
         wait_s: float,
     ) -> Answer:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, cookie_jar=aiohttp.DummyCookieJar()
-            )
         content_type = {"Content-Type": "application/json"} if body is not None else {}
-        async with self._session.request(
+        async with self._open().request(
             method,
             self._base_url + path,
             data=body,
@@ -140,6 +172,23 @@ class Transport:
             return _error_of(answer)
         reason = str(cause) or "no answer in time"
         return UnavailableError(f"no answer from {self._base_url}: {reason}")
+
+
+def render_authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header that carries the key: the given one, else ``SCOREKEEP_API_KEY``'s."""
+    key = default_api_key() if api_key is None else api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield whole lines of any length; the last may lack its end."""
+    rest = b""
+    async for data in content.iter_any():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 def create_error(

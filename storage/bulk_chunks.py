@@ -5,7 +5,7 @@ another bulk: scores that were found in the cache. A retry puts other jobs in pl
 """
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,14 @@ __all__ = [
     "ChunkJob",
     "ChunkLine",
     "NewChunk",
+    "Place",
     "Segment",
     "add_chunks",
     "cancel_chunk_jobs",
     "find_poisoned",
     "has_open_chunks",
+    "join_segment",
+    "places_by_line",
     "read_chunks",
     "read_jobs",
     "read_requests",
@@ -38,6 +41,8 @@ __all__ = [
 
 _IDS_A_STATEMENT = 500
 _PAUSED_AT = 1e15
+#: A job, and the position of an item in it.
+Place = tuple[str, int]
 
 
 class ChunkLine(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +62,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     job_id: str
     first: int
     count: int
+
+
+def join_segment(segments: list[Segment], new: Segment) -> None:
+    """Add a segment, to the last one where it continues it. One without items adds none."""
+    if not new.count:
+        return
+    last = segments[-1] if segments else None
+    if last is not None and last.job_id == new.job_id and last.first + last.count == new.first:
+        segments[-1] = Segment(last.job_id, last.first, last.count + new.count)
+    else:
+        segments.append(new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +122,20 @@ class Chunk:
     open_jobs: int
     lines: list[ChunkLine]
     sources: list[Segment]
+
+
+def places_by_line(chunk: Chunk) -> Iterator[tuple[int, ChunkLine, list[Place]]]:
+    """Yield each line's number, counted from 1, the line, and where its items are."""
+    places = [
+        (segment.job_id, segment.first + offset)
+        for segment in chunk.sources
+        for offset in range(segment.count)
+    ]
+    begin = 0
+    for number, line in enumerate(chunk.lines, start=chunk.first_line + 1):
+        end = begin + line.item_count
+        yield number, line, places[begin:end]
+        begin = end
 
 
 _lines = msgspec.json.Decoder(list[ChunkLine])

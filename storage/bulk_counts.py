@@ -17,7 +17,7 @@ from contract.scores import Usage
 from storage.database import Transaction
 from storage.statements import execute, pack
 
-__all__ = ["Tally", "count_ended", "read_counts", "sum_chunks"]
+__all__ = ["Tally", "count_ended", "read_counts", "sum_chunks", "uncount"]
 
 
 @dataclass(slots=True)
@@ -37,6 +37,15 @@ class Tally:
 
 async def count_ended(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
     """Count jobs that ended, rows with the columns ``events.ENDED``, on their chunks."""
+    await _count(tx, ended, 1)
+
+
+async def uncount(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
+    """Take back what ``count_ended`` counted: these jobs, rows as they were, run again."""
+    await _count(tx, ended, -1)
+
+
+async def _count(tx: Transaction, ended: Sequence[Row[Any]], sign: int) -> None:
     if not ended:
         return
     chunks: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
@@ -47,8 +56,9 @@ async def count_ended(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
         tally = Tally()
         for row in jobs:
             _add(tally, row)
-        counts = {f"new_{name}": value for name, value in asdict(tally).items()}
-        rows.append({"bulk_id": bulk_id, "first_line": first_line, "jobs": len(jobs)} | counts)
+        counts = {f"new_{name}": sign * value for name, value in asdict(tally).items()}
+        chunk = {"bulk_id": bulk_id, "first_line": first_line, "jobs": sign * len(jobs)}
+        rows.append(chunk | counts)
     await execute(tx, _COUNT, {"rows": pack(rows)})
 
 

@@ -18,6 +18,7 @@ from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
 from storage.tables import bulks
+from storage.tenancy import check_owner
 
 __all__ = [
     "BulkRow",
@@ -37,6 +38,7 @@ __all__ = [
     "pause_bulk",
     "release_bulk",
     "reopen_bulk",
+    "rewind_index",
 ]
 
 _EVENT_OF_STATE = {
@@ -187,7 +189,8 @@ async def has_work(tx: Transaction) -> bool:
 async def claim_bulk(tx: Transaction, *, lease_s: float) -> BulkRow | None:
     """Take a bulk that has work for its reader: input to read, output to write, cache to fill.
 
-    One reader at a time: a second takes it only when the first one's lease has run out.
+    One reader at a time: a second takes it only when the first one's lease has run out. Tenants
+    of whom fewer bulks are being read come first.
     """
     row = (await execute(tx, _CLAIM, {"lease_s": lease_s})).one_or_none()
     return None if row is None else await get_bulk(tx, row.tenant, row.id)
@@ -270,6 +273,12 @@ async def park_jobs(tx: Transaction, bulk_id: str) -> None:
     await execute(tx, _PARK, {"bulk_id": bulk_id})
 
 
+async def rewind_index(tx: Transaction, bulk_id: str, first_line: int) -> None:
+    """Have the cache look again at the lines from ``first_line`` on: some were given new jobs."""
+    statement = "UPDATE bulks SET indexed_lines = :line WHERE id = :id AND indexed_lines > :line"
+    await execute(tx, statement, {"id": bulk_id, "line": first_line})
+
+
 async def reopen_bulk(tx: Transaction, bulk: BulkRow) -> bool:
     """Let an ended bulk run again: items of it are tried anew, and it will end once more.
 
@@ -311,6 +320,7 @@ def _moments_of(state: BulkState) -> list[str]:
 
 
 def _parse(row: Row[Any]) -> BulkRow:
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     return BulkRow(**(values | {"state": BulkState(row.state)}))
 
@@ -325,11 +335,19 @@ VALUES (:id, :tenant, :kind, 'validating', :endpoint, :source, :options, :metada
 ON CONFLICT (tenant, key) DO NOTHING RETURNING id
 """
 
-_DUE = """(b.lease_until_at IS NULL OR b.lease_until_at < {now}) AND b.deleted_at IS NULL
-      AND (b.state IN ('validating', 'finalizing')
-           OR (b.state = 'running' AND b.ingested_lines < b.total_lines)
-           OR (b.state IN ('completed', 'cancelled', 'expired')
-               AND b.indexed_lines < b.ingested_lines))"""
+#: Input to read or output to write: what clients wait for.
+_WAITING = """(b.state IN ('validating', 'finalizing')
+           OR (b.state = 'running' AND b.ingested_lines < b.total_lines))"""
+
+#: Scores that the cache does not know yet, also while later lines still run.
+_UNINDEXED = """(b.indexed_lines < b.ingested_lines
+           AND (b.state IN ('completed', 'cancelled', 'expired')
+                OR (b.state = 'running' AND EXISTS (
+                    SELECT 1 FROM bulk_chunks c WHERE c.bulk_id = b.id
+                    AND c.first_line = b.indexed_lines AND c.open_jobs = 0))))"""
+
+_DUE = f"""(b.lease_until_at IS NULL OR b.lease_until_at < {{now}}) AND b.deleted_at IS NULL
+      AND ({_WAITING} OR {_UNINDEXED})"""
 
 _HAS_WORK = f"""
 SELECT 1 FROM bulks b
@@ -345,7 +363,10 @@ _CLAIM = f"""
 WITH due AS MATERIALIZED (
     SELECT b.id AS due_id FROM bulks b
     WHERE {_DUE}
-    ORDER BY b.finished_at IS NOT NULL, b.id LIMIT 1 {{skip b}})
+    ORDER BY CASE WHEN {_WAITING} THEN 0 ELSE 1 END,
+        (SELECT count(*) FROM bulks o WHERE o.tenant = b.tenant AND o.lease_until_at > {{now}}),
+        b.id
+    LIMIT 1 {{skip b}})
 UPDATE bulks SET attempt = attempt + 1, lease_until_at = {{now}} + :lease_s
 FROM due WHERE id = due_id
 RETURNING id, tenant

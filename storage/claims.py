@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Row
 
 from contract.jobs import LANES, Lane
+from storage.attempts import ATTEMPT, add_attempts
 from storage.claiming import CLAIM
 from storage.database import Transaction
 from storage.events import ENDED, add_events
@@ -172,13 +173,12 @@ async def retry_later(
 
     Returns the ids that were still ours. One whose client asked to cancel is cancelled instead.
     """
-    text = None if error is None else error.decode()
-    return await _give_back(tx, claims, {"error": text, "delay_s": delay_s, "errors": 1})
+    return await _give_back(tx, claims, {"delay_s": delay_s, "errors": 1}, error)
 
 
 async def release_jobs(tx: Transaction, claims: Sequence[Claim]) -> set[str]:
     """Queue the jobs again at once, as a worker does that drains; nothing is held against them."""
-    return await _give_back(tx, claims, {"error": None, "delay_s": 0.0, "errors": 0})
+    return await _give_back(tx, claims, {"delay_s": 0.0, "errors": 0})
 
 
 async def unhinted_jobs(tx: Transaction, *, older_than_s: float, limit: int) -> list[str]:
@@ -210,11 +210,17 @@ def _parse_kept(row: Row[Any]) -> KeptScores | None:
 
 
 async def _give_back(
-    tx: Transaction, claims: Sequence[Claim], parameters: dict[str, object]
+    tx: Transaction,
+    claims: Sequence[Claim],
+    parameters: dict[str, object],
+    error: bytes | None = None,
 ) -> set[str]:
     if not claims:
         return set()
-    rows = (await execute(tx, _GIVE_BACK, {"rows": pack_claims(claims)} | parameters)).all()
+    text = None if error is None else error.decode()
+    parameters = {"rows": pack_claims(claims), "error": text, **parameters}
+    rows = (await execute(tx, _GIVE_BACK, parameters)).all()
+    await add_attempts(tx, rows, "failed" if parameters["errors"] else "released", error)
     await add_events(tx, rows)
     return {row.id for row in rows}
 
@@ -237,7 +243,7 @@ UPDATE jobs SET
     error = CASE WHEN cancel_requested_at IS NULL THEN :error ELSE NULL END,
     lease_until_at = NULL, hinted_at = NULL, version = version + 1
 FROM held WHERE jobs.id = held_id
-RETURNING {ENDED}
+RETURNING {ENDED}, {ATTEMPT}
 """  # noqa: S608  # constants of ours
 
 _UNHINTED = """

@@ -6,6 +6,7 @@ Also the only place for the database's clock, and for the translation of driver 
 import asyncio
 import contextlib
 import re
+import socket
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from contract.errors import StoreUnavailableError
 
@@ -26,8 +28,12 @@ Transaction = AsyncConnection
 
 _BUSY_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
-#: Also how soon a half-open connection is noticed: a third of a lease.
-_COMMAND_TIMEOUT_S = 10.0
+#: How long a pooled connection may take to say that it lives, before it is used.
+_PING_TIMEOUT_S = 2.0
+#: When a connection is noticed that went silent in the middle of a command; by the kernel, if the
+#: other side does not even acknowledge.
+_COMMAND_TIMEOUT_S = 5.0
+_TCP = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 _POOL_SIZE = 8
 _POOL_OVERFLOW = 8
 _BEGIN_ATTEMPTS = 5
@@ -191,23 +197,42 @@ def _open_postgresql(url: str, command_timeout_s: float) -> AsyncEngine:
             "server_settings": {
                 "application_name": "scorekeep",
                 "idle_in_transaction_session_timeout": "60000",
-                "lock_timeout": "5000",
+                "lock_timeout": "4000",
                 "jit": "off",  # compiling the claim takes longer than running it
+                # So soon the server lets go of the locks of a client that vanished.
+                "tcp_keepalives_idle": "3",
+                "tcp_keepalives_interval": "1",
+                "tcp_keepalives_count": "3",
+                "tcp_user_timeout": "5000",
             },
         },
     )
     event.listen(engine.sync_engine, "handle_error", _give_up_silent)
-    dialect = engine.sync_engine.dialect
-    ping = dialect.do_ping
-
-    def ping_or_give_up(connection: Any) -> bool:  # noqa: ANN401  # the driver's
-        try:
-            return ping(connection)
-        except TimeoutError:  # half-open: false makes the pool replace all that are as old
-            return False
-
-    dialect.do_ping = ping_or_give_up  # type: ignore[assignment, method-assign]  # it knows the driver's errors
+    event.listen(engine.sync_engine, "connect", _watch_peer)
+    engine.sync_engine.dialect.do_ping = _ping  # type: ignore[method-assign]  # it knows no timeout
     return engine
+
+
+def _ping(connection: Any) -> bool:  # noqa: ANN401  # SQLAlchemy's
+    """Tell whether a pooled connection lives; false makes the pool replace all that are as old."""
+    driver = connection.driver_connection
+    try:
+        await_only(driver.execute("SELECT 1", timeout=_PING_TIMEOUT_S))
+    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        driver.terminate()  # a half-open one would not answer its farewell either
+        return False
+    return True
+
+
+def _watch_peer(connection: Any, _record: Any) -> None:  # noqa: ANN401  # SQLAlchemy's event
+    """Have the kernel end a connection whose other side has vanished."""
+    peer = connection.driver_connection._transport.get_extra_info("socket")  # noqa: SLF001
+    if peer.family == socket.AF_UNIX:
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP.items():
+        if hasattr(socket, name):  # macOS has not all of them
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _give_up_silent(context: ExceptionContext) -> None:

@@ -11,6 +11,7 @@ from storage.deliveries import DeliveryAttempt
 from storage.receivers import clear_failures
 from storage.statements import execute
 from storage.tables import deliveries, delivery_attempts, events
+from storage.tenancy import check_owner
 
 __all__ = [
     "AttemptRow",
@@ -39,6 +40,7 @@ class DeliveryRow:
     """A delivery as stored, with its attempts, oldest first. ``reason`` says why it is dead."""
 
     id: str
+    tenant: str
     event_id: str
     event_type: str
     job_id: str | None
@@ -133,7 +135,7 @@ async def redeliver_range(tx: Transaction, tenant: str, wanted: Redelivery) -> i
 
 
 def _select() -> Any:  # noqa: ANN401  # a Select of a dozen columns
-    names = ("id", "event_id", "job_id", "endpoint_id", "url", "state", "reason")
+    names = ("id", "tenant", "event_id", "job_id", "endpoint_id", "url", "state", "reason")
     moments = ("created_at", "due_at", "finished_at")
     columns = [deliveries.c[name] for name in (*names, *moments)]
     subject = (events.c.type.label("event_type"), events.c.bulk_id)
@@ -158,6 +160,8 @@ async def _parse(tx: Transaction, rows: "list[Row[Any]] | Any") -> list[Delivery
                 answer=row.answer,
             )
         )
+    for row in rows:
+        check_owner(row.tenant)
     return [DeliveryRow(**row._mapping, attempts=attempts[row.id]) for row in rows]  # noqa: SLF001
 
 

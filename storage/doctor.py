@@ -16,8 +16,10 @@ from contract.errors import NotFoundError, ScoreError
 from contract.jobs import TERMINAL
 from contract.logs import set_up_logging
 from storage.blobs import BlobStore
+from storage.bulk_counts import uncount
 from storage.database import Database
 from storage.events import ENDED, add_events
+from storage.files import part_keys
 from storage.forgetting import forget
 from storage.statements import execute, pack
 from storage.sweeps import unforgotten_refs
@@ -32,13 +34,15 @@ _ENDED_STATES = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What disagrees, by kind: ids of jobs or keys of blobs. ``repaired`` if it was mended."""
+    """What disagrees, by kind: ids or keys of blobs. ``repaired`` if it was mended."""
 
     rows_without_bytes: list[str] = field(default_factory=list)
     bytes_without_rows: list[str] = field(default_factory=list)
     blobs_without_jobs: list[str] = field(default_factory=list)
     blobs_not_recorded: list[str] = field(default_factory=list)
+    files_without_bytes: list[str] = field(default_factory=list)
     counts_that_disagree: list[str] = field(default_factory=list)
+    chunks_that_disagree: list[str] = field(default_factory=list)
     ends_without_event: list[str] = field(default_factory=list)
     deleted_with_bytes: list[str] = field(default_factory=list)
     keys_without_job: list[str] = field(default_factory=list)
@@ -91,6 +95,7 @@ async def _compare_blobs(
         recorded = {row.key: row for row in await execute(tx, _BLOBS, {})}
         named = set((await execute(tx, _NAMED, {})).scalars())
         young = set((await execute(tx, _YOUNG_BLOBS, {"young_s": young_s})).scalars())
+        uploaded = (await execute(tx, _FILES, {})).all()
     stored: dict[str, int] = {}
     async for entry in store.list():
         stored[entry.key] = entry.size_bytes
@@ -112,9 +117,16 @@ async def _compare_blobs(
         if await _is_lost(store, key, recorded[key].sha256 if key in recorded else None, deep=deep)
         or (key in recorded and key in stored and recorded[key].size_bytes != stored[key])
     ]
+    empty = [
+        row.id
+        for row in uploaded
+        if not set(part_keys(row.id, row.size_bytes, row.part_bytes)) <= set(stored)
+    ]
     async with database.snapshot() as tx:
         rows = await execute(tx, _JOBS_OF, {"rows": _pack(lost)})
         found.rows_without_bytes = list(rows.scalars())
+        rows = await execute(tx, _STILL_FILES, {"rows": _pack(empty)})
+        found.files_without_bytes = list(rows.scalars())
 
 
 async def _is_lost(store: BlobStore, key: str, sha256: str | None, *, deep: bool) -> bool:
@@ -143,6 +155,7 @@ async def _compare_rows(database: Database, found: Diagnosis) -> None:
         found.counts_that_disagree = list(
             (await execute(tx, _COUNTS[tx.dialect.name], {})).scalars()
         )
+        found.chunks_that_disagree = list((await execute(tx, _CHUNKS, {})).scalars())
         found.ends_without_event = list((await execute(tx, _NO_EVENT, {})).scalars())
         found.keys_without_job = list((await execute(tx, _NO_JOB, {})).scalars())
         refs = await unforgotten_refs(tx, limit=100 * _PAGE)
@@ -160,9 +173,14 @@ async def _repair(database: Database, store: BlobStore, found: Diagnosis, young_
             values = {"key": key, "size_bytes": len(data), "sha256": digest}
             await execute(tx, _ADD_BLOB, values)
     async with database.transaction() as tx:
+        await uncount(
+            tx, (await execute(tx, _COUNTED, {"rows": _pack(found.rows_without_bytes)})).all()
+        )
         await execute(tx, _AGAIN, {"rows": _pack(found.rows_without_bytes)})
+        await execute(tx, _DELETE_FILES, {"rows": _pack(found.files_without_bytes)})
         await execute(tx, _DROP_BLOBS, {"rows": _pack(found.blobs_without_jobs)})
         await execute(tx, _RECOUNT[tx.dialect.name], {"rows": _pack(found.counts_that_disagree)})
+        await execute(tx, _RECOUNT_CHUNKS, {"rows": _pack(found.chunks_that_disagree)})
         await execute(tx, _DROP_KEYS, {"rows": _pack(found.keys_without_job)})
         ended = await execute(tx, _ENDED_ROWS, {"rows": _pack(found.ends_without_event)})
         await add_events(tx, ended.all())
@@ -207,6 +225,35 @@ WHERE id IN (SELECT r.id FROM {{rows(id text)}} r)
 """  # noqa: S608  # constants of ours
     for name, errors in _ERRORS.items()
 }
+_OPEN_JOBS = """
+SELECT bulk_id, bulk_chunk, count(*) AS open FROM jobs
+WHERE bulk_id IS NOT NULL AND state IN ('queued', 'running') GROUP BY bulk_id, bulk_chunk
+"""
+_CHUNKS = f"""
+SELECT c.bulk_id || '/' || c.first_line FROM bulk_chunks c LEFT JOIN ({_OPEN_JOBS}) o
+ON o.bulk_id = c.bulk_id AND o.bulk_chunk = c.first_line
+WHERE c.open_jobs != coalesce(o.open, 0) ORDER BY c.bulk_id, c.first_line
+"""  # noqa: S608  # constants of ours
+_RECOUNT_CHUNKS = """
+UPDATE bulk_chunks SET open_jobs = (
+    SELECT count(*) FROM jobs j WHERE j.bulk_id = bulk_chunks.bulk_id
+    AND j.bulk_chunk = bulk_chunks.first_line AND j.state IN ('queued', 'running'))
+WHERE bulk_id || '/' || first_line IN (SELECT r.id FROM {rows(id text)} r)
+"""
+_FILES = """
+SELECT id, size_bytes, part_bytes FROM files WHERE state = 'ready' AND deleted_at IS NULL
+"""
+_STILL_FILES = """
+SELECT f.id FROM files f JOIN {rows(id text)} r ON f.id = r.id
+WHERE f.state = 'ready' AND f.deleted_at IS NULL ORDER BY f.id
+"""
+_DELETE_FILES = """
+UPDATE files SET deleted_at = {now} WHERE id IN (SELECT r.id FROM {rows(id text)} r)
+"""
+_COUNTED = f"""
+SELECT {ENDED} FROM jobs WHERE id IN (SELECT r.id FROM {{rows(id text)}} r)
+  AND bulk_id IS NOT NULL AND state IN ('succeeded', 'partial') AND request IS NOT NULL
+"""  # noqa: S608  # constants of ours
 _NO_EVENT = f"""
 SELECT j.id FROM jobs j WHERE j.state IN ({_ENDED_STATES}) AND j.deleted_at IS NULL
   AND NOT EXISTS (SELECT 1 FROM events e WHERE e.job_id = j.id AND e.generation = j.generation)

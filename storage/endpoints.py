@@ -17,6 +17,7 @@ from storage.ids import create_id
 from storage.receivers import clear_failures, name_receiver
 from storage.statements import execute, pack
 from storage.tables import webhook_endpoints
+from storage.tenancy import check_owner
 from storage.tenants import OVERLAP_S
 
 __all__ = [
@@ -180,6 +181,7 @@ def _values(wanted: EndpointChange) -> dict[str, Any]:
 
 
 def _parse(row: Row[Any]) -> EndpointRow:
+    check_owner(row.tenant)
     values = dict(row._mapping)  # noqa: SLF001  # public in spite of its name
     values["events"] = None if row.events is None else row.events.split(" ")
     return EndpointRow(**values)

@@ -19,6 +19,7 @@ from storage.ids import create_id
 from storage.receivers import name_receiver
 from storage.statements import execute, pack
 from storage.tables import events
+from storage.tenancy import check_owner
 
 __all__ = [
     "ENDED",
@@ -191,6 +192,7 @@ def _render_registered(endpoint: EndpointRow, about: Announcement) -> dict[str, 
 
 
 def _parse(row: Row[Any]) -> EventRow:
+    check_owner(row.tenant)
     return EventRow(
         row.sequence,
         row.id,

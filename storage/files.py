@@ -13,6 +13,7 @@ from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
 from storage.tables import files
+from storage.tenancy import check_owner
 
 __all__ = [
     "FileRow",
@@ -22,6 +23,7 @@ __all__ = [
     "get_file",
     "list_files",
     "part_key",
+    "part_keys",
     "purge_files",
     "start_file",
 ]
@@ -46,12 +48,17 @@ class FileRow:
     @property
     def part_keys(self) -> list[str]:
         """The blobs that hold its bytes, in order."""
-        return [part_key(self.id, n) for n in range(-(-self.size_bytes // self.part_bytes))]
+        return part_keys(self.id, self.size_bytes, self.part_bytes)
 
 
 def part_key(file_id: str, number: int) -> str:
     """Return the blob of one part."""
     return f"files/{file_id}/{number:06d}"
+
+
+def part_keys(file_id: str, size_bytes: int, part_bytes: int) -> list[str]:
+    """Return the blobs that hold a file's bytes, in order."""
+    return [part_key(file_id, number) for number in range(-(-size_bytes // part_bytes))]
 
 
 async def start_file(
@@ -138,6 +145,7 @@ async def drop_file(tx: Transaction, file_id: str) -> None:
 
 
 def _parse(row: Row[Any]) -> FileRow:
+    check_owner(row.tenant)
     return FileRow(*(getattr(row, name) for name in FileRow.__dataclass_fields__))
 
 

@@ -51,7 +51,7 @@ async def drop_orphans(database: Database, store: BlobStore, *, older_than_s: fl
 
     ``older_than_s`` must exceed the time between a blob's write and its row's commit.
     """
-    async with database.transaction() as tx:
+    async with database.snapshot() as tx:
         parameters = {"older_than_s": older_than_s, "limit": _PAGE}
         unused = list((await execute(tx, _UNUSED, parameters)).scalars())
     await _drop(database, store, unused)

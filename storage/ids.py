@@ -6,7 +6,7 @@ import uuid_utils
 
 __all__ = ["Kind", "create_id"]
 
-Kind = Literal["job", "evt", "dlv", "wrk", "btc", "whe", "blk", "fil"]
+Kind = Literal["job", "evt", "dlv", "wrk", "btc", "whe", "blk", "fil", "key"]
 
 
 def create_id(kind: Kind) -> str:

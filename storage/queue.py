@@ -23,8 +23,10 @@ from arq.constants import (
 )
 from arq.jobs import serialize_job
 from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as ClosedError
 from redis.exceptions import RedisError
 
 from contract.errors import UnavailableError
@@ -41,8 +43,8 @@ _HINT_TIMEOUT_S = 0.5
 _HINTS_PER_PIPELINE = 500
 _HINT_KEPT_MS = 3_600_000
 _CONNECT_TIMEOUT_S = 2.0
-_SOCKET_TIMEOUT_S = 5.0
-_LISTEN_BEAT_S = 5.0
+_SOCKET_TIMEOUT_S = 2.0
+_LISTEN_BEAT_S = 1.5
 _RECONNECT_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FAILURES = (RedisError, OSError, TimeoutError)
 _serialize = msgspec.msgpack.Encoder(enc_hook=repr).encode
@@ -55,6 +57,29 @@ class _ArqPool(ArqRedis):
 
     async def close(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001
         await self.aclose(close_connection_pool)
+
+
+class _Pool(ConnectionPool):
+    """Opens nothing more once it is closed, which redis-py calls to disconnect it.
+
+    Else a command that is late would leave a connection behind that nobody closes.
+    """
+
+    _closed = False
+
+    async def ensure_connection(self, connection: AbstractConnection) -> None:
+        """Raise redis-py's ``ConnectionError`` if the pool was closed, before or meanwhile."""
+        if not self._closed:
+            await super().ensure_connection(connection)
+        if self._closed:
+            await connection.disconnect(nowait=True)
+            message = "the connections to Redis were closed"
+            raise ClosedError(message)
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Close every connection, for good."""
+        self._closed = True
+        await super().disconnect(inuse_connections)
 
 
 class Queue:
@@ -216,7 +241,7 @@ class Queue:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     def _open_pool(self, socket_timeout_s: float) -> ConnectionPool:
-        return ConnectionPool.from_url(
+        return _Pool.from_url(
             self._url,
             socket_timeout=socket_timeout_s,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,

@@ -6,7 +6,8 @@ their job: an entry whose job was deleted is not found any more.
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from storage.database import Transaction
 from storage.statements import execute, pack
@@ -16,8 +17,7 @@ __all__ = ["CacheEntry", "cache_key", "find_cached", "put_cached"]
 _KEYS_A_STATEMENT = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEntry:
+class CacheEntry(msgspec.Struct, frozen=True, gc=False):
     """Where the scores of one input are: ``item_count`` items of a job from ``first_item`` on."""
 
     key: str
@@ -42,10 +42,9 @@ async def find_cached(
         rows = pack({"key": key} for key in wanted[start : start + _KEYS_A_STATEMENT])
         parameters = {"rows": rows, "tenant": tenant, "hidden": int(hidden)}
         for row in await execute(tx, _FIND, parameters):
-            entry = CacheEntry(
+            found[row.key] = CacheEntry(
                 row.key, row.job_id, row.first_item, row.item_count, bool(row.has_hidden)
             )
-            found[entry.key] = entry
     return found
 
 
@@ -56,16 +55,8 @@ async def put_cached(tx: Transaction, entries: Sequence[CacheEntry]) -> None:
     """
     ordered = sorted({entry.key: entry for entry in entries}.values(), key=lambda each: each.key)
     for start in range(0, len(ordered), _KEYS_A_STATEMENT):
-        rows = pack(
-            {
-                "key": entry.key,
-                "job_id": entry.job_id,
-                "first_item": entry.first_item,
-                "item_count": entry.item_count,
-                "has_hidden": int(entry.has_hidden),
-            }
-            for entry in ordered[start : start + _KEYS_A_STATEMENT]
-        )
+        some = ordered[start : start + _KEYS_A_STATEMENT]
+        rows = msgspec.json.encode(some).decode()
         await execute(tx, _PUT, {"rows": rows})
 
 
@@ -78,8 +69,8 @@ WHERE j.tenant = :tenant AND j.deleted_at IS NULL AND c.has_hidden >= :hidden
 
 _PUT = """
 INSERT INTO score_cache (key, job_id, first_item, item_count, has_hidden, created_at)
-SELECT key, job_id, first_item, item_count, has_hidden, {now}
-FROM {rows(key text, job_id text, first_item integer, item_count integer, has_hidden integer)} r
+SELECT key, job_id, first_item, item_count, CAST(has_hidden AS integer), {now}
+FROM {rows(key text, job_id text, first_item integer, item_count integer, has_hidden boolean)} r
 WHERE true ORDER BY key
 ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, first_item = excluded.first_item,
     item_count = excluded.item_count, has_hidden = excluded.has_hidden,

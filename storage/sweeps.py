@@ -7,6 +7,7 @@ import msgspec
 from contract.errors import DeadlineExceededError, PoisonedError
 from contract.jobs import JobState
 from contract.scores import Problem
+from storage.attempts import ATTEMPT, add_attempts
 from storage.database import Transaction
 from storage.events import ENDED, add_events
 from storage.refs import BlobRef
@@ -38,6 +39,7 @@ async def reap_jobs(tx: Transaction, *, max_crashes: int, limit: int) -> Reaped:
         "poisoned": _problem(PoisonedError.code, message, PoisonedError.http_status),
     }
     rows = (await execute(tx, _REAP, parameters)).all()
+    await add_attempts(tx, rows, "lost")
     await add_events(tx, rows)
     return Reaped(
         requeued=[
@@ -106,7 +108,7 @@ UPDATE jobs SET
     finished_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} END,
     expires_at = CASE next WHEN 'queued' THEN NULL ELSE {{now}} + expires_after_s END
 FROM due WHERE jobs.id = due_id
-RETURNING {ENDED}, model
+RETURNING {ENDED}, model, {ATTEMPT}
 """  # noqa: S608  # constants of ours
 
 _EXPIRE = f"""

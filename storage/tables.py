@@ -22,6 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
+    "RARE",
+    "attempts",
     "blobs",
     "bulk_chunks",
     "bulk_events",
@@ -38,6 +40,7 @@ __all__ = [
     "receivers",
     "score_cache",
     "tenants",
+    "throughput",
     "webhook_endpoints",
     "workers",
 ]
@@ -57,6 +60,8 @@ _Json = JSON().with_variant(JSONB, "postgresql")
 
 _BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
 _IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
+#: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
+RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
 
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
@@ -108,6 +113,7 @@ jobs = Table(
     Column("bulk_chunk", Integer),  # the first line of its chunk
     Column("bulk_lines", Integer),  # how many of the bulk's lines it decides
     Column("origin", Text),  # JSON: the request that submitted it, and its trace
+    Column("stored_bytes", BigInteger),  # its request and its tensors
     Index("ix_jobs_tenant_id", "tenant", "id"),
     # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
     # In the order of available_at, which no other index has: PostgreSQL would take that one.
@@ -132,9 +138,31 @@ jobs = Table(
     ),
     _partial("ix_jobs_bulk", "bulk_id", "id", where="bulk_id IS NOT NULL"),
     _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
+    # Lists of what is rare: no row of a job that succeeds is in them.
+    _partial(
+        "ix_jobs_ended",
+        "tenant",
+        "state",
+        "id",
+        where=RARE,
+    ),
+    _partial("ix_jobs_error", "tenant", "id", where="error IS NOT NULL"),
     _partial(
         "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"
     ),
+)
+
+#: Attempts that did not end their job: lost, failed, released.
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("worker", Text),
+    Column("started_at", Float(53)),
+    Column("ended_at", Float(53), nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("error", Text),
 )
 
 blobs = Table(
@@ -171,13 +199,11 @@ deliveries = Table(
     Column("event_id", Text, ForeignKey("events.id", ondelete="CASCADE"), nullable=False),
     Column("job_id", Text),
     Column("tenant", Text, nullable=False),
-    Column(
-        "endpoint_id", Text, nullable=False, server_default=text("''")
-    ),  # empty: the job's own URL
+    # empty: the job's own URL
+    Column("endpoint_id", Text, nullable=False, server_default=text("''")),
     Column("url", Text, nullable=False),
-    Column(
-        "receiver", Text, nullable=False, server_default=text("''")
-    ),  # tenant and origin of the URL
+    # tenant and origin of the URL
+    Column("receiver", Text, nullable=False, server_default=text("''")),
     Column("state", Text, nullable=False),  # pending, delivered, dead
     Column("attempt", Integer, nullable=False),  # the fencing number
     Column("failures", Integer, nullable=False, server_default=text("0")),  # steps up the ladder
@@ -194,6 +220,7 @@ deliveries = Table(
     _partial("ix_deliveries_pending", "receiver", "due_at", where="state = 'pending'"),
     # What is on its way now, as few as there are places: the claim counts it.
     _partial("ix_deliveries_in_flight", "receiver", where=_IN_FLIGHT),
+    _partial("ix_deliveries_dead", "id", where="state = 'dead'"),  # they are counted
 )
 
 #: Receivers whose last attempts failed, and until when they are left alone; the others have no row.
@@ -228,12 +255,7 @@ webhook_endpoints = Table(
 delivery_attempts = Table(
     "delivery_attempts",
     metadata,
-    Column(
-        "delivery_id",
-        Text,
-        ForeignKey("deliveries.id", ondelete="CASCADE"),
-        primary_key=True,
-    ),
+    Column("delivery_id", Text, ForeignKey("deliveries.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("created_at", Float(53), nullable=False),
     Column("status", Integer),
@@ -282,6 +304,18 @@ workers = Table(
     Column("models", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("heartbeat_at", Float(53), nullable=False),
+    Column("memory_bytes", BigInteger),
+    Column("device_memory_bytes", BigInteger),
+    Column("device_memory_total_bytes", BigInteger),
+)
+
+#: What was done in each ten seconds of the last hour.
+throughput = Table(
+    "throughput",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
 )
 
 counters = Table(

@@ -1,7 +1,7 @@
 """The registry of workers: who is alive, and what the models on them say of themselves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,11 +10,28 @@ from contract.models import ModelState, ModelStatus
 from storage.database import Transaction
 from storage.statements import execute
 
-__all__ = ["WorkerRow", "drop_dead_workers", "drop_worker", "heartbeat", "list_workers", "models"]
-__all__ += ["put_worker"]
+__all__ = [
+    "Memory",
+    "WorkerRow",
+    "drop_dead_workers",
+    "drop_worker",
+    "heartbeat",
+    "list_workers",
+    "models",
+    "put_worker",
+]
 
 _RANK = {ModelState.READY: 0, ModelState.LOADING: 1, ModelState.FAILED: 2}
 _decoder = msgspec.json.Decoder(list[ModelStatus])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a process holds: of the host, and of its device. None where the system does not say."""
+
+    memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    device_memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +44,8 @@ class WorkerRow:
     device: str
     models: list[ModelStatus] = field(default_factory=list)
     age_s: float = 0.0
+    started_at: float = 0.0
+    memory: Memory = field(default_factory=Memory)
 
 
 async def put_worker(tx: Transaction, worker: WorkerRow) -> None:
@@ -42,10 +61,14 @@ async def put_worker(tx: Transaction, worker: WorkerRow) -> None:
 
 
 async def heartbeat(
-    tx: Transaction, worker_id: str, models: Sequence[ModelStatus] | None = None
+    tx: Transaction,
+    worker_id: str,
+    models: Sequence[ModelStatus] | None = None,
+    memory: Memory | None = None,
 ) -> bool:
     """Say that the worker is alive, and how its models are; false if it is not registered."""
     values = {"id": worker_id, "models": None if models is None else _encode(models)}
+    values |= asdict(memory or Memory())
     return (await execute(tx, _BEAT, values)).one_or_none() is not None
 
 
@@ -70,6 +93,12 @@ async def list_workers(tx: Transaction, *, alive_within_s: float | None = None) 
             device=row.device,
             models=_decoder.decode(row.models),
             age_s=float(row.age_s),
+            started_at=row.started_at,
+            memory=Memory(
+                memory_bytes=row.memory_bytes,
+                device_memory_bytes=row.device_memory_bytes,
+                device_memory_total_bytes=row.device_memory_total_bytes,
+            ),
         )
         for row in await execute(tx, _LIST, {"alive_within_s": limit})
     ]
@@ -116,13 +145,18 @@ ON CONFLICT (id) DO UPDATE SET host = excluded.host, pid = excluded.pid,
 """
 
 _BEAT = """
-UPDATE workers SET heartbeat_at = {now}, models = coalesce(:models, models)
+UPDATE workers SET heartbeat_at = {now}, models = coalesce(:models, models),
+    memory_bytes = coalesce(:memory_bytes, memory_bytes),
+    device_memory_bytes = coalesce(:device_memory_bytes, device_memory_bytes),
+    device_memory_total_bytes = coalesce(:device_memory_total_bytes, device_memory_total_bytes)
 WHERE id = :id RETURNING id
 """
 
 _DROP = "DELETE FROM workers WHERE heartbeat_at < {now} - :older_than_s"
 
 _LIST = """
-SELECT id, host, pid, device, models, {now} - heartbeat_at AS age_s FROM workers
+SELECT id, host, pid, device, models, {now} - heartbeat_at AS age_s, started_at,
+    memory_bytes, device_memory_bytes, device_memory_total_bytes
+FROM workers
 WHERE heartbeat_at >= {now} - :alive_within_s ORDER BY started_at, id
 """

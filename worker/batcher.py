@@ -101,10 +101,11 @@ class _Plan:
     def __init__(self, scorer: Scorer, limits: MemoryLimits) -> None:
         self.scorer = scorer
         self.entries: list[tuple[Ticket, int]] = []
+        self.tokens = 0
         self._limits = limits
+        self._limit = 0
         self._groups: set[bytes] = set()
         self._longest = 0
-        self._tokens = 0
 
     def add(self, ticket: Ticket, index: int) -> bool:
         """Take a sequence in if it fits; the first one always does."""
@@ -113,12 +114,15 @@ class _Plan:
         if sequence.group and sequence.group in self._groups:
             cost -= sequence.prefix_length
         longest = max(self._longest, sequence.cost_tokens)
-        tokens = self._tokens + cost
-        if self.entries and tokens > self._limits.limit(self.scorer.description.name, longest):
+        limit = self._limit
+        if longest.bit_length() != self._longest.bit_length():
+            limit = self._limits.limit(self.scorer.description.name, longest)
+        tokens = self.tokens + cost
+        if self.entries and tokens > limit:
             return False
         if sequence.group:
             self._groups.add(sequence.group)
-        self._longest, self._tokens = longest, tokens
+        self._longest, self._limit, self.tokens = longest, limit, tokens
         self.entries.append((ticket, index))
         return True
 
@@ -138,6 +142,7 @@ class MicroBatcher:
         on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self.forward_s = 0.0
+        self.forward_tokens = 0
         self.batches = 0
         self.batch_sequences = Histogram("batch_sequences")
         self.batch_tokens = Histogram("batch_tokens")
@@ -265,6 +270,7 @@ class MicroBatcher:
         with self._deadline.watch("forward"):
             answers = forward_isolated(plan.scorer, sequences, self._limits)
         self.forward_s += time.monotonic() - started_at
+        self.forward_tokens += plan.tokens
         self.batches += 1
         self.batch_sequences.observe(len(sequences))
         self.batch_tokens.observe(count_computed_tokens(sequences))

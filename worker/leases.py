@@ -17,6 +17,7 @@ from storage import workers
 from storage.claims import Claim, ClaimedJob, Renewal, renew_leases
 from storage.database import Database
 from worker.deadlines import HardDeadline
+from worker.memory import measure_memory
 
 __all__ = ["HUNG_EXIT", "LeaseKeeper"]
 
@@ -98,9 +99,10 @@ class LeaseKeeper:
         """Renew what is held in one statement, and the worker's own heartbeat; return how many."""
         with self._lock:
             claims = [Claim(job_id, attempt) for job_id, (attempt, _) in self._held.items()]
+        memory = measure_memory()
         since = time.monotonic()
         async with database.transaction() as tx:
-            known = await workers.heartbeat(tx, self._worker)
+            known = await workers.heartbeat(tx, self._worker, memory=memory)
             renewal = await renew_leases(
                 tx, worker=self._worker, claims=claims, lease_s=self._settings.lease_s
             )
@@ -133,7 +135,9 @@ class LeaseKeeper:
         asyncio.run(self._renew_for_ever())
 
     async def _renew_for_ever(self) -> None:
-        database = Database(self._settings.database)
+        database = Database(
+            self._settings.database, command_timeout_s=self._settings.database_timeout_s
+        )
         renewed_at = time.monotonic()
         tick_s = min(_TICK_S, self._settings.heartbeat_s)
         try:

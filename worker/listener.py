@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
+from arq.connections import ArqRedis
 from arq.worker import Worker, func
 
 from storage.queue import FUNCTION, Queue
@@ -67,8 +68,7 @@ async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[
         try:
             await asyncio.wait([listening])  # not awaited: arq may swallow a cancellation
         finally:
-            await _stop(worker, listening)
-            await options["redis_pool"].aclose(close_connection_pool=True)
+            await _await_whole(_end(worker, listening, options["redis_pool"]))
         _LOG.warning("hints stopped", extra={"reason": _describe(listening)})
         if asyncio.get_running_loop().time() - started_at > _LONGEST_BACKOFF_S:
             backoff_s = _FIRST_BACKOFF_S
@@ -76,21 +76,40 @@ async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[
         backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
-async def _stop(worker: _Worker, listening: "asyncio.Task[None]") -> None:
-    """End arq's worker and the hints it holds, again and again: a hint that is lost is harmless.
+async def _end(worker: _Worker, listening: "asyncio.Task[None]", pool: ArqRedis) -> None:
+    """End arq's worker and the hints it holds, then its connections.
 
-    Nothing of it may go on: it would open connections of a pool that is closed.
+    A hint that is lost is harmless. Tasks are counted anew each time: arq may swallow a
+    cancellation and start more of them.
     """
-    tasks = {listening, *worker.tasks.values(), *worker.job_tasks.values()}
-    if worker.main_task is not None:
-        tasks.add(worker.main_task)
     for _ in range(_STOP_TRIES):
-        for task in tasks:
-            task.cancel()
-        _, tasks = await asyncio.wait(tasks, timeout=_STOP_TRY_S)
-        tasks |= worker.finishing
-        if not tasks:
+        tasks = {listening, *worker.tasks.values(), *worker.job_tasks.values(), *worker.finishing}
+        if worker.main_task is not None:
+            tasks.add(worker.main_task)
+        running = {task for task in tasks if not task.done()}
+        if not running:
             break
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_STOP_TRY_S)
+    await pool.aclose(close_connection_pool=True)
+
+
+async def _await_whole(end: Coroutine[Any, Any, None]) -> None:
+    """Await ``end`` to its end, however often this task is cancelled meanwhile.
+
+    A model that fails its canary while the worker stops is told twice to be heard no more.
+    """
+    task = asyncio.create_task(end)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    await task
+    if cancelled is not None:
+        raise cancelled
 
 
 def _describe(task: "asyncio.Task[None]") -> str:

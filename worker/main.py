@@ -16,6 +16,7 @@ import uvloop
 
 from contract.config import Settings
 from contract.errors import SettingsError
+from contract.garbage import settle_garbage
 from contract.models import ModelConfig, parse_models
 from storage.ids import create_id
 from worker.deliveries import Deliverer
@@ -42,6 +43,7 @@ def run(settings: Settings, models: Sequence[str] | None, *, deliveries_only: bo
     ``models`` names those of the registry to serve, None means all. Raises ``SettingsError``.
     """
     configs = None if deliveries_only else choose_models(settings, models)
+    settle_garbage()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Worker(settings, configs).run())
 

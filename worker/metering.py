@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contract.errors import StoreUnavailableError
 from storage.counters import add_counts
 from storage.database import Database
+from storage.throughput import add_throughput
 
 __all__ = ["Meter", "Source"]
 
@@ -35,6 +36,7 @@ class Meter:
         try:
             async with self._database.transaction() as tx:
                 await add_counts(tx, grown)
+                await add_throughput(tx, grown)
         except StoreUnavailableError as error:
             _LOG.warning("counters wait", extra={"reason": error.message})
             return 0

@@ -31,6 +31,10 @@ _AHEAD = 2
 _URGENT = 1
 #: Batches being written at a time; more would only pile up in memory.
 _WRITES = 4
+#: A claim takes what the device works off in about so long, from one batch up to so many: a claim
+#: and a commit cost some 10 ms, which a batch of a small model, or on a GPU, is over in.
+_CLAIM_S = 0.25
+_CLAIM_BATCHES = 8
 _REMEMBERED = 10_000
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
@@ -142,7 +146,7 @@ class Pump:
                     worker=self._worker,
                     models=models,
                     max_jobs=self._settings.claim_jobs,
-                    max_tokens=self._settings.batch_tokens,
+                    max_tokens=self._claim_tokens(place),
                     lease_s=self._settings.lease_s,
                     last_lane=LANES[0] if place.urgent else LANES[-1],
                     after_tenant=self._after_tenant,
@@ -160,6 +164,18 @@ class Pump:
         self._tasks.leases.hold(jobs, since=since)
         self._remember(jobs)
         return jobs
+
+    def _claim_tokens(self, place: _Place) -> int:
+        """Return how many tokens to claim. What is urgent shares no commit with more than a batch.
+
+        A claim of many batches delays nobody: the batcher puts what is urgent before the next one.
+        """
+        batch = self._settings.batch_tokens
+        batcher = self._tasks.batcher
+        if place.urgent or not batcher.forward_s:
+            return batch
+        in_time = int(_CLAIM_S * batcher.forward_tokens / batcher.forward_s)
+        return max(batch, min(in_time, _CLAIM_BATCHES * batch))
 
     async def _forget_hints(self, jobs: Sequence[ClaimedJob]) -> None:
         """Take the claimed jobs' hints out of Redis at once: arq's own way costs 0.5 ms each."""

@@ -86,6 +86,8 @@ class Scoring:
         counts = self.tasks.counts
         return {
             "jobs_completed": counts.completed,
+            "items_scored": counts.items,
+            "tokens_scored": counts.tokens,
             "fenced_writes": counts.fenced,
             "jobs_released": counts.released,
             "jobs_retried": counts.retried,

@@ -27,5 +27,7 @@ class Stores:
 def open_stores(settings: Settings) -> Stores:
     """Open what ``settings`` name; nothing is connected before it is used."""
     return Stores(
-        Database(settings.database), BlobStore.open(settings.blobs), Queue(settings.redis_url)
+        Database(settings.database, command_timeout_s=settings.database_timeout_s),
+        BlobStore.open(settings.blobs),
+        Queue(settings.redis_url),
     )

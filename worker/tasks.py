@@ -17,7 +17,7 @@ import msgspec
 
 from contract.config import Settings
 from contract.errors import DeadlineExceededError, ScoreError, StoreUnavailableError
-from contract.scores import ItemError, ScoreRequest
+from contract.scores import ItemError, ScoreRequest, Usage
 from storage import claims as claims_table
 from storage.blobs import BlobInfo
 from storage.claims import Claim, ClaimedJob
@@ -51,6 +51,8 @@ class Counts:
     """What this worker did since it started."""
 
     completed: int = 0
+    items: int = 0
+    tokens: int = 0
     fenced: int = 0
     released: int = 0
     retried: int = 0
@@ -70,6 +72,7 @@ class Work:
     #: of a retried job: what it keeps, and which of its sequences are still to be scored
     earlier: EarlierScores | None = None
     places: list[int] | None = None
+    started_at: float = field(default_factory=time.monotonic)
 
     @property
     def claim(self) -> Claim:
@@ -116,15 +119,19 @@ class Tasks:
         return works
 
     async def score(self, scorer: Scorer, works: Sequence[Work]) -> None:
-        """Put everything through the model and wait until each job has its answers."""
+        """Put everything through the model and wait until each job has its answers.
+
+        A job whose ``run_timeout_s`` passes does not wait for the others: it ends then.
+        """
         for work in works:
             if work.prepared is not None:
                 work.ticket = Ticket(work.job.id, work.job.lane, _list_sequences(work))
         tickets = [work.ticket for work in works if work.ticket is not None]
         submission = self.batcher.submit(scorer, tickets)
         self.running.update((ticket.key, submission) for ticket in tickets)
+        ends: list[asyncio.Task[None]] = []
         timers = [
-            self._limit_run_time(submission, work.job.id, work.job.run_timeout_s)
+            self._limit_run_time(scorer, work, work.job.run_timeout_s, ends)
             for work in works
             if work.ticket is not None and work.job.run_timeout_s is not None
         ]
@@ -136,6 +143,7 @@ class Tasks:
             for ticket in tickets:
                 if self.running.get(ticket.key) is submission:  # not a later attempt's
                     del self.running[ticket.key]
+        await asyncio.gather(*ends)
         crash_here("after_forward", self.settings.crash_at)
 
     async def conclude(self, scorer: Scorer, works: Sequence[Work]) -> Conclusion:
@@ -154,7 +162,7 @@ class Tasks:
         crash_here("after_commit", self.settings.crash_at)
         await self._give_back(conclusion)
         await self._drop_fenced(outcomes, done, blob)
-        self.counts.completed += len(done)
+        self._count_done(outcomes, done)
         if done:
             await self.stores.queue.publish_finished(sorted(done))
             self.announced()
@@ -194,11 +202,30 @@ class Tasks:
                 work.error = error
 
     def _limit_run_time(
-        self, submission: Submission, job_id: str, limit_s: float
+        self, scorer: Scorer, work: Work, limit_s: float, ends: list[asyncio.Task[None]]
     ) -> asyncio.TimerHandle:
+        """End one job of a batch when its time is over; the task that writes it joins ``ends``."""
         error = DeadlineExceededError(f"the attempt took longer than run_timeout_s of {limit_s:g}")
-        loop = asyncio.get_running_loop()
-        return loop.call_later(limit_s, submission.abandon, job_id, error)
+
+        def end() -> None:
+            if work.ticket is not None:
+                work.ticket.submission.abandon(work.job.id, error)
+            ends.append(asyncio.create_task(self._end_apart(scorer, work)))
+
+        left_s = work.started_at + limit_s - time.monotonic()
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), end)
+
+    async def _end_apart(self, scorer: Scorer, work: Work) -> None:
+        """Write what became of one job now: its scores if it has them all, else its error.
+
+        Its lease is then dropped, so that its batch leaves it out; where the store is away its
+        batch tries again.
+        """
+        try:
+            await self.store(await self.conclude(scorer, [work]))
+        except (StoreUnavailableError, OSError) as error:
+            _LOG.warning("job not ended in time", extra={"reason": str(error)})
+        work.scores = None
 
     def _conclude_all(self, scorer: Scorer, works: Sequence[Work]) -> Conclusion:
         conclusion = Conclusion()
@@ -322,6 +349,15 @@ class Tasks:
         self.leases.drop(claims)
         self.counts.released += freed
         self.counts.retried += delayed
+
+    def _count_done(self, outcomes: Sequence[JobOutcome], done: set[str]) -> None:
+        self.counts.completed += len(done)
+        for outcome in outcomes:
+            if outcome.id in done:
+                self.counts.items += outcome.scored
+                if outcome.usage is not None:
+                    usage = msgspec.json.decode(outcome.usage, type=Usage)
+                    self.counts.tokens += usage.prompt_tokens
 
     async def _drop_fenced(
         self, outcomes: Sequence[JobOutcome], done: set[str], blob: BlobInfo | None

@@ -86,18 +86,21 @@ async def show_bulk(request: web.Request, bulk: BulkRow) -> Bulk:
 
 
 def _speed(bulk: BulkRow, counts: BulkCounts) -> tuple[float | None, float | None]:
-    """Return items a second since the start, cached ones apart, and the seconds left."""
+    """Return items a second since the start, cached ones apart, and the seconds left.
+
+    What is left is judged by all lines that have ended: it may be as well known to the cache.
+    """
     if bulk.started_at is None:
         return None, None
-    ran = counts.scored + counts.failed - counts.from_cache
     until = time.time() if bulk.finished_at is None else bulk.finished_at
     elapsed_s = max(1e-3, until - bulk.started_at)
-    rate = ran / elapsed_s
-    if bulk.finished_at is not None or not ran or not bulk.ingested_lines:
-        return round(rate, 1), 0.0 if bulk.finished_at is not None else None
+    rate = round((counts.scored + counts.failed - counts.from_cache) / elapsed_s, 1)
+    if bulk.finished_at is not None:
+        return rate, 0.0
     ended = counts.lines_completed + counts.lines_failed + counts.lines_cancelled
-    items_a_line = counts.items / bulk.ingested_lines
-    return round(rate, 1), round(max(0.0, (counts.lines - ended) * items_a_line / rate), 1)
+    if not ended or bulk.paused_at is not None:
+        return rate, None
+    return rate, round(max(0.0, (counts.lines - ended) * elapsed_s / ended), 1)
 
 
 def _moment(seconds: float | None) -> str | None:

@@ -29,14 +29,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """``GET …/compare/…``. ``rank_correlation`` is Spearman's, per column; null where undefined.
 
-    ``receipt`` has the fields that differ, each with both values. ``flips`` counts items whose
-    highest column changed.
+    ``receipt`` has the fields that differ, each with both values. ``labels`` names the columns.
+    ``flips`` counts items whose highest column changed.
     """
 
     a: str
     b: str
     object: str = "comparison"
     receipt: dict[str, list[Any]]
+    labels: list[Any]
     items: int
     only_in_a: int
     only_in_b: int
@@ -53,6 +54,7 @@ class Comparer:
     """Takes pairs of rows; then gives the comparison. A difference is the largest of a row."""
 
     def __init__(self) -> None:
+        self.labels: list[Any] = []
         self._columns: list[tuple[array[float], array[float]]] = []
         self._changed: list[tuple[float, int, Change]] = []
         self._items = self._identical = self._flips = self._failed = 0
@@ -94,6 +96,7 @@ class Comparer:
             a=a,
             b=b,
             receipt=receipt,
+            labels=self.labels,
             items=self._items,
             only_in_a=only_in_a,
             only_in_b=only_in_b,

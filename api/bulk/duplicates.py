@@ -3,7 +3,6 @@
 import hashlib
 import tempfile
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Self
 
 __all__ = ["DuplicateFinder"]
@@ -28,12 +27,7 @@ class DuplicateFinder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 

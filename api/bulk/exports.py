@@ -11,6 +11,7 @@ from api.negotiation import choose_type
 from api.state import BLOBS, DATABASE
 from contract.bulks import BulkResult
 from contract.errors import NotAcceptableError
+from contract.rows import result_schema
 from contract.scores import ItemError
 from storage.bulks import BulkRow
 
@@ -72,17 +73,7 @@ class _Table:
 
     def __init__(self, arrow: Any, open_writer: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._arrow = arrow
-        self._schema = arrow.schema(
-            [
-                ("line", arrow.int64()),
-                ("custom_id", arrow.string()),
-                ("item", arrow.int32()),
-                ("model", arrow.string()),
-                ("scores", arrow.list_(arrow.float32())),
-                ("error_code", arrow.string()),
-                ("error_message", arrow.string()),
-            ]
-        )
+        self._schema = result_schema(arrow)
         self._sink = _Draining()
         self._writer = open_writer(self._sink, self._schema)
 

@@ -12,7 +12,7 @@ import msgspec
 from api.bulk.duplicates import DuplicateFinder
 from api.bulk.inputs import BulkInput, is_rescore, make_parser, read_input
 from api.bulk.lines import InputLine
-from api.bulk.packing import CHUNK_LINES, hash_lines, pack_chunk
+from api.bulk.packing import CHUNK_LINES, pack_chunk
 from api.bulk.settings import parse_options, parse_source
 from contract.bulks import BulkState, CacheUse, LineError
 from contract.errors import NotFoundError, RequestError
@@ -26,7 +26,7 @@ __all__ = ["LEASE_S", "Validation", "ingest", "outcome_of", "render_errors", "va
 
 #: How long a reader may take for one block before another takes over.
 LEASE_S = 60.0
-_CHUNKS_A_COMMIT = 8
+_CHUNKS_A_COMMIT = 16
 #: Of the jobs of one commit so many are hinted: a worker that wakes takes all there is.
 _HINTS = 4
 
@@ -108,7 +108,7 @@ async def _store(  # a page of lines, and where it stands
     options = parse_options(bulk)
     hashes = [""] * len(lines)
     if options.cache is not CacheUse.OFF:
-        hashes = await asyncio.to_thread(hash_lines, lines)
+        hashes = await asyncio.to_thread(lambda: [line.hash() for line in lines])
     cached = await _look_up(given, bulk, lines, hashes)
 
     def pack() -> list[NewChunk]:
@@ -120,8 +120,8 @@ async def _store(  # a page of lines, and where it stands
                 first_line=line,
                 first_item=item,
                 batch_tokens=given.settings.batch_tokens,
-                cached=cached,
                 hashes=hashes[start : start + CHUNK_LINES],
+                cached=cached[start : start + CHUNK_LINES],
             )
             chunks.append(chunk)
             line, item = line + len(chunk.lines), item + chunk.item_count
@@ -154,19 +154,24 @@ async def _store(  # a page of lines, and where it stands
 
 async def _look_up(
     given: BulkInput, bulk: BulkRow, lines: Sequence[InputLine], hashes: Sequence[str]
-) -> dict[str, CacheEntry]:
+) -> list[CacheEntry | None]:
+    """Return what the cache knows of each line."""
+    nothing: list[CacheEntry | None] = [None] * len(lines)
     if parse_options(bulk).cache is not CacheUse.READ:
-        return {}
-    keys = [
-        cache_key(line.fingerprint, digest)
-        for line, digest in zip(lines, hashes, strict=True)
-        if digest and line.fingerprint
-    ]
-    hidden = any(line.request and line.request.return_pooled_hidden_states for line in lines)
-    if not keys:
-        return {}
+        return nothing
+    keys = await asyncio.to_thread(
+        lambda: [
+            cache_key(line.fingerprint, digest) if digest and line.fingerprint else ""
+            for line, digest in zip(lines, hashes, strict=True)
+        ]
+    )
+    wanted = set(keys) - {""}
+    if not wanted:
+        return nothing
+    hidden = any(line.wants_hidden for line in lines)
     async with given.database.snapshot() as tx:
-        return await find_cached(tx, bulk.tenant, keys, hidden=hidden)
+        found = await find_cached(tx, bulk.tenant, wanted, hidden=hidden)
+    return [found.get(key) for key in keys] if found else nothing
 
 
 async def _renew(given: BulkInput, bulk: BulkRow) -> bool:

@@ -1,12 +1,12 @@
 """A bulk's lines, wherever they come from: a file, a URI in an allowed store, or earlier jobs."""
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from api.bulk.families import Family, decode_request, gather_items
 from api.bulk.file_store import read_pieces
 from api.bulk.lines import InputLine, LineParser
 from api.bulk.reading import RawLine, read_lines
@@ -18,7 +18,7 @@ from contract.errors import ScoreError
 from contract.models import ModelStatus
 from contract.scores import ScoreRequest
 from storage.blobs import BlobStore
-from storage.bulk_chunks import Chunk, read_chunks, read_requests
+from storage.bulk_chunks import Chunk, Place, places_by_line, read_chunks, read_requests
 from storage.bulks import BulkRow
 from storage.database import Database
 from storage.files import get_file
@@ -123,42 +123,48 @@ def _rebuild(
     chunks: list[Chunk], stored: Mapping[str, tuple[str, bytes]], parser: LineParser
 ) -> list[InputLine]:
     """Put lines together from the requests of the jobs that hold their items."""
-    requests = {job_id: _decode(raw) for job_id, (_, raw) in stored.items()}
+    requests = {job_id: decode_request(raw) for job_id, (_, raw) in stored.items()}
+    families = {
+        job_id: _find_family(parser, request)
+        for job_id, request in requests.items()
+        if len(request.item_list) > 1
+    }
     lines: list[InputLine] = []
     for chunk in chunks:
-        places = [
-            (segment.job_id, segment.first + offset)
-            for segment in chunk.sources
-            for offset in range(segment.count)
-        ]
-        begin = 0
-        for offset, line in enumerate(chunk.lines):
-            number = chunk.first_line + offset + 1
-            mine = places[begin : begin + line.item_count]
-            begin += line.item_count
+        for number, line, places in places_by_line(chunk):
             if line.code is not None:
                 error = LineError(code=line.code, message=line.message or "", line=number)
                 lines.append(InputLine(number, line.custom_id, error=error))
                 continue
-            request = _gather(mine, requests)
-            form = line.form or {}
-            lines.append(_hold(parser, number, line.custom_id, request, form))
+            family = families.get(places[0][0]) if len(places) == 1 and not line.form else None
+            if family is not None:
+                job_id, index = places[0]
+                text = requests[job_id].item_list[index]
+                lines.append(InputLine.of_family(number, line.custom_id, family, str(text)))
+                continue
+            request = _gather(places, requests)
+            lines.append(_hold(parser, number, line.custom_id, request, line.form or {}))
     return lines
 
 
-def _gather(
-    places: list[tuple[str, int]], requests: Mapping[str, ScoreRequest]
-) -> ScoreRequest | None:
+def _find_family(parser: LineParser, request: ScoreRequest) -> Family | None:
+    """Lines of one text that shared a job have the rest of their requests in common."""
+    nested = any(isinstance(each, list) for each in request.label_token_ids or ())
+    if nested or not all(isinstance(item, str) for item in request.item_list):
+        return None
+    try:
+        return parser.find_family(parser.change(request))
+    except ScoreError:  # each line says why it is refused
+        return None
+
+
+def _gather(places: list[Place], requests: Mapping[str, ScoreRequest]) -> ScoreRequest | None:
+    """Return one request of these items of several jobs; None where one was deleted."""
     if any(job_id not in requests for job_id, _ in places):
         return None
     if not places:
         return ScoreRequest(items=[])
-    base = requests[places[0][0]]
-    items = [requests[job_id].item_list[index] for job_id, index in places]
-    labels = base.label_token_ids
-    if labels and isinstance(labels[0], list):
-        labels = [(requests[job_id].label_token_ids or labels)[index] for job_id, index in places]
-    return msgspec.structs.replace(base, items=items, label_token_ids=labels)
+    return gather_items(places, requests)
 
 
 async def _read_job_lines(
@@ -172,7 +178,7 @@ async def _read_job_lines(
                 parser,
                 start + offset,
                 job_id,
-                _decode(stored[job_id][1]) if job_id in stored else None,
+                decode_request(stored[job_id][1]) if job_id in stored else None,
                 {},
             )
             for offset, job_id in enumerate(ids, start=1)
@@ -194,7 +200,3 @@ def _hold(
     except ScoreError as error:
         refusal = LineError(code=error.code, message=error.message, line=number, param=error.param)
         return InputLine(number, custom_id, error=refusal)
-
-
-def _decode(compressed: bytes) -> ScoreRequest:
-    return msgspec.json.decode(zlib.decompress(compressed), type=ScoreRequest)

@@ -1,36 +1,60 @@
 """From one line of an input to a score request, or to why it is refused. Any thread."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from api.bulk.endpoints import ENDPOINTS
+from api.bulk.families import Family, hash_input
 from api.catalog import choose_model
+from api.compatible.endpoints import BATCH_ENDPOINTS, parse_line
 from contract.bulks import LineError
 from contract.errors import InvalidRequestError, ScoreError, TooLargeError
 from contract.models import ModelStatus, check_request
+from contract.rows import LONGEST_ID, RowReader, check_custom_id, convert_request, is_plain_id
 from contract.scores import ScoreRequest, parse_json
 
-__all__ = ["InputLine", "LineParser", "check_columns"]
-
-_LONGEST_ID = 512
-_COLUMNS = frozenset({"item", "query", "id"})
+__all__ = ["InputLine", "LineParser"]
 
 
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """A line as read. Either ``request`` (its model resolved) or ``error`` is there."""
+class InputLine(msgspec.Struct, frozen=True, gc=False):
+    """A line as read: a ``request`` with its model resolved, or the ``text`` of a ``family``.
+
+    One with ``error`` was refused and has neither.
+    """
 
     number: int
     custom_id: str
     request: ScoreRequest | None = None
     fingerprint: str = ""
     error: LineError | None = None
-    form: dict[str, Any] = field(default_factory=dict)
-    #: equal on lines that differ in nothing but their one item; empty where that is not known
-    family: bytes = b""
+    form: dict[str, Any] = {}
+    family: Family | None = None
+    text: str = ""
+
+    @classmethod
+    def of_family(cls, number: int, custom_id: str, family: Family, text: str) -> Self:
+        """Return a line of one text."""
+        return cls(number, custom_id, None, family.fingerprint, None, {}, family, text)
+
+    @property
+    def item_count(self) -> int:
+        """How many items it has; none where it was refused."""
+        if self.family is not None:
+            return 1
+        return 0 if self.request is None else len(self.request.item_list)
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether hidden states are kept of it."""
+        request = self.request if self.family is None else self.family.request
+        return request is not None and request.return_pooled_hidden_states
+
+    def hash(self) -> str:
+        """Return the hash of its input; empty where it was refused."""
+        if self.family is not None:
+            return self.family.hash(self.text)
+        return "" if self.request is None else hash_input(self.request)
 
 
 class _BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,6 +72,7 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _plain = msgspec.json.Decoder(_Plain)
+_row = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Probe(msgspec.Struct):
@@ -80,15 +105,16 @@ class LineParser:
         self._model = model
         self._parameters = dict(parameters)
         self._columns = dict(columns)
+        self._rows = RowReader(columns=columns, parameters=parameters)
         self._hidden = hidden_states
         self._max_items = max_items
-        plain = endpoint is None and not columns
-        self._template = self._make_template() if plain else None
+        plain = endpoint is None and "query" not in columns
+        self._family = self._find_family() if plain else None
 
     def parse(self, number: int, raw: bytes | None, reason: str = "") -> InputLine:
         """Return the line; ``raw`` None means that it could not be read, for ``reason``."""
-        if self._template is not None and raw is not None:
-            line = self._parse_plain(number, raw, self._template)
+        if self._family is not None and raw is not None:
+            line = self._parse_plain(number, raw, self._family)
             if line is not None:
                 return line
         custom_id = f"line-{number}"
@@ -126,29 +152,44 @@ class LineParser:
     def change(self, request: ScoreRequest) -> ScoreRequest:
         """Return a request with this bulk's parameters in place of its own."""
         fields = {name: getattr(request, name) for name in request.__struct_fields__}
-        return self._convert(fields | self._parameters)
+        return convert_request(fields | self._parameters)
 
-    def _make_template(self) -> InputLine | None:
-        """What plain rows have in common, checked once; none where they would be refused."""
-        try:
-            request = self._convert(self._parameters | {"items": ["x"]})
-            made = self.resolve(0, "template", request, {})
-        except ScoreError:  # each line says it for itself
-            return None
-        if made.request is None or isinstance(made.request.query, list):
-            return None
-        return made
+    def find_family(self, request: ScoreRequest) -> Family | None:
+        """Return what lines that differ from ``request`` in their one text have in common.
 
-    def _parse_plain(self, number: int, raw: bytes, template: InputLine) -> InputLine | None:
-        """Parse a plain row in a tenth of the time; None for any other line."""
+        None where it would be refused: each of the lines says so for itself.
+        """
         try:
-            row = _plain.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            made = self.resolve(0, "family", msgspec.structs.replace(request, items=["x"]), {})
+        except ScoreError:
             return None
-        if template.request is None or not _is_id(row.custom_id):
+        return None if made.request is None else Family(made.request, made.fingerprint)
+
+    def _find_family(self) -> Family | None:
+        try:
+            return self.find_family(convert_request(self._parameters | {"items": ["x"]}))
+        except ScoreError:
             return None
-        request = msgspec.structs.replace(template.request, items=[row.item])
-        return InputLine(number, row.custom_id, request, template.fingerprint, family=b"plain")
+
+    def _parse_plain(self, number: int, raw: bytes, family: Family) -> InputLine | None:
+        """Parse one text and its id in a tenth of the time; None for any other line."""
+        try:
+            if self._columns:
+                custom_id, text = self._pick_plain(number, _row.decode(raw))
+            else:
+                row = _plain.decode(raw)
+                custom_id, text = row.custom_id, row.item
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+            return None
+        if not isinstance(text, str) or not is_plain_id(custom_id):
+            return None
+        return InputLine.of_family(number, custom_id, family, text)
+
+    def _pick_plain(self, number: int, row: dict[str, Any]) -> tuple[str, Any]:
+        column = self._columns.get("id")
+        given = None if column is None else row[column]
+        custom_id = f"line-{number}" if given is None else str(given)
+        return custom_id, row[self._columns["item"]]
 
     def _read(self, number: int, raw: bytes) -> tuple[str, ScoreRequest, dict[str, Any]]:
         if self._endpoint is not None:
@@ -157,85 +198,23 @@ class LineParser:
             probe = parse_json(raw, _Probe)
             if probe.body is not msgspec.UNSET:
                 return self._read_batch_line(raw, None)
-        return self._read_row(number, parse_json(raw, dict[str, Any]))
+        custom_id, request = self._rows.read(number, parse_json(raw, dict[str, Any]))
+        return custom_id, request, {}
 
     def _read_batch_line(
         self, raw: bytes, endpoint: str | None
     ) -> tuple[str, ScoreRequest, dict[str, Any]]:
         line = parse_json(raw, _BatchLine)
-        _check_id(line.custom_id)
+        check_custom_id(line.custom_id)
         if line.method != "POST":
             message = f"method must be POST, not {line.method[:20]!r}"
             raise InvalidRequestError(message, param="method")
-        if (endpoint is not None and line.url != endpoint) or line.url not in ENDPOINTS:
-            wanted = endpoint or ", ".join(ENDPOINTS)
+        if (endpoint is not None and line.url != endpoint) or line.url not in BATCH_ENDPOINTS:
+            wanted = endpoint or ", ".join(BATCH_ENDPOINTS)
             message = f"url must be {wanted}, not {line.url[:100]!r}"
             raise InvalidRequestError(message, param="url")
-        request, form = ENDPOINTS[line.url].parse(bytes(line.body))
-        return line.custom_id, request, form
-
-    def _read_row(
-        self, number: int, row: dict[str, Any]
-    ) -> tuple[str, ScoreRequest, dict[str, Any]]:
-        if self._columns:
-            fields, given = self._pick(row)
-        else:
-            fields = row
-            given = fields.pop("custom_id", None)
-            if given is None:
-                given = fields.pop("id", None)
-            if "item" in fields:
-                fields["items"] = [fields.pop("item")]
-        custom_id = f"line-{number}" if given is None else str(given)
-        _check_id(custom_id)
-        return custom_id, self._convert(self._parameters | fields), {}
-
-    def _pick(self, row: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Take the named columns. Raises where the row lacks one."""
-        taken: dict[str, Any] = {}
-        for name, column in self._columns.items():
-            if column not in row:
-                message = f"there is no column {column[:100]!r}; there are: {', '.join(row)[:500]}"
-                raise InvalidRequestError(message, param=f"columns.{name}"[:100])
-            taken[name] = row[column]
-        given = taken.pop("id", None)
-        item = taken.pop("item", None)
-        fields = taken | {"items": item if isinstance(item, list) else [item]}
-        return fields, given
-
-    def _convert(self, fields: dict[str, Any]) -> ScoreRequest:
-        try:
-            return msgspec.convert(fields, ScoreRequest)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).partition(" - at `")
-            param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-            raise InvalidRequestError(message, param=param) from error
-
-
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise ``InvalidRequestError`` for a mapping that names no item, or what cannot be mapped."""
-    unknown = sorted(set(columns) - _COLUMNS)
-    if unknown:
-        message = f"columns maps item, query and id, not {unknown[0][:100]!r}"
-        raise InvalidRequestError(message, param="columns")
-    if columns and "item" not in columns:
-        message = "columns must name the column of the item"
-        raise InvalidRequestError(message, param="columns.item")
-
-
-def _is_id(custom_id: str) -> bool:
-    if custom_id.isascii():
-        return 1 <= len(custom_id) <= _LONGEST_ID and "\x00" not in custom_id
-    return False  # the long way looks for surrogates
-
-
-def _check_id(custom_id: str) -> None:
-    if not 1 <= len(custom_id) <= _LONGEST_ID:
-        message = f"custom_id has 1 to {_LONGEST_ID} characters"
-        raise InvalidRequestError(message, param="custom_id")
-    if "\x00" in custom_id or any("\ud800" <= each <= "\udfff" for each in custom_id):
-        message = "custom_id holds a NUL or an unpaired surrogate"
-        raise InvalidRequestError(message, param="custom_id")
+        parsed = parse_line(line.url, bytes(line.body))
+        return line.custom_id, parsed.request, parsed.form
 
 
 def _find_id(raw: bytes | None) -> str | None:
@@ -245,4 +224,4 @@ def _find_id(raw: bytes | None) -> str | None:
         value = None if found is msgspec.UNSET else msgspec.json.decode(found, type=str)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return None if value is None else value[:_LONGEST_ID]
+    return None if value is None else value[:LONGEST_ID]

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.bulk.endpoints import ENDPOINTS, Answered
 from api.bulk.file_store import FileWriter
 from api.bulk.inputs import BulkInput
 from api.bulk.results import LineResult, read_results
 from api.bulk.settings import parse_options
+from api.compatible.endpoints import render_line
+from api.compatible.forms import Answered
 from contract.bulks import LineError
 from storage.bulks import BulkRow
 
@@ -94,7 +95,7 @@ def _render_answer(bulk: BulkRow, line: LineResult) -> bytes:
         int(bulk.created_at or time.time()),
         line.form,
     )
-    body = ENDPOINTS[bulk.endpoint].render(answered)
+    body = render_line(bulk.endpoint, answered)
     response = {"status_code": 200, "request_id": request_id, "body": body}
     return _encode(
         {"id": request_id, "custom_id": line.custom_id, "response": response, "error": None}

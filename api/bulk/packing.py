@@ -5,20 +5,20 @@ much together. A job never holds more than one batch goes through the model with
 work delays what is urgent by one batch at most.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from api.bulk.families import Family
 from api.bulk.lines import InputLine
 from api.submission import estimate_tokens
 from contract.scores import ScoreRequest
-from storage.bulk_chunks import ChunkJob, ChunkLine, NewChunk, Segment
+from storage.bulk_chunks import ChunkJob, ChunkLine, NewChunk, Segment, join_segment
 from storage.ids import create_id
-from storage.score_cache import CacheEntry, cache_key
+from storage.score_cache import CacheEntry
 
-__all__ = ["CHUNK_LINES", "hash_input", "hash_lines", "pack_chunk"]
+__all__ = ["CHUNK_LINES", "make_job", "pack_chunk"]
 
 CHUNK_LINES = 512
 _encode = msgspec.json.Encoder().encode
@@ -34,49 +34,34 @@ class _Pack:
     tokens: int = 0
 
 
-def hash_input(request: ScoreRequest) -> str:
-    """Return the hash of what a request asks, whatever model answers and what is kept of it."""
-    plain = msgspec.structs.replace(request, model=None, return_pooled_hidden_states=False)
-    return hashlib.blake2b(_encode(plain), digest_size=16).hexdigest()
-
-
-def hash_lines(lines: Sequence[InputLine]) -> list[str]:
-    """Return the input hash of each line; empty for those that were refused."""
-    return ["" if line.request is None else hash_input(line.request) for line in lines]
-
-
 def pack_chunk(
     lines: Sequence[InputLine],
     *,
     first_line: int,
     first_item: int,
     batch_tokens: int,
-    cached: Mapping[str, CacheEntry],
     hashes: Sequence[str],
+    cached: Sequence[CacheEntry | None],
 ) -> NewChunk:
-    """Return a chunk of ``lines``; those that are ``cached``, by key, have no job of their own.
+    """Return a chunk of ``lines``; those that are ``cached`` have no job of their own.
 
     ``hashes`` are the lines' input hashes, empty where none is kept.
     """
     packer = _Packer(batch_tokens)
     chunk = NewChunk(first_line=first_line, first_item=first_item, lines=[])
-    for line, digest in zip(lines, hashes, strict=True):
-        if line.request is None:
+    for line, digest, entry in zip(lines, hashes, cached, strict=True):
+        if line.error is not None:
             error = line.error
-            code, message = ("refused", "") if error is None else (error.code, error.message)
-            chunk.lines.append(ChunkLine(line.custom_id, 0, "", code, message))
+            chunk.lines.append(ChunkLine(line.custom_id, 0, "", error.code, error.message))
             continue
-        count = len(line.request.item_list)
+        count = line.item_count
         chunk.lines.append(ChunkLine(line.custom_id, count, digest, form=line.form or None))
-        entry = None
-        if cached and line.fingerprint and count:
-            entry = cached.get(cache_key(line.fingerprint, digest))
-        if entry is not None and entry.item_count == count:
+        if entry is not None and count and entry.item_count == count:
             chunk.cached_lines += 1
             chunk.cached_items += count
-            _join(chunk.sources, Segment(entry.job_id, entry.first_item, count))
+            join_segment(chunk.sources, Segment(entry.job_id, entry.first_item, count))
         else:
-            _join(chunk.sources, packer.add(line.request, count, line.family))
+            join_segment(chunk.sources, packer.add(line, count))
     chunk.jobs = packer.finish()
     return chunk
 
@@ -86,27 +71,23 @@ class _Packer:
 
     def __init__(self, batch_tokens: int) -> None:
         self._batch_tokens = batch_tokens
-        self._open: dict[bytes, _Pack] = {}
+        self._open: dict[bytes | Family, _Pack] = {}
         self._jobs: list[ChunkJob] = []
 
-    def add(self, request: ScoreRequest, count: int, family: bytes) -> Segment:
-        """Return which items of which job the request became."""
-        tokens = estimate_tokens(request)
-        if not family and (
-            count != 1 or any(isinstance(each, list) for each in request.label_token_ids or ())
-        ):
-            job_id = create_id("job")
-            self._jobs.append(_make_job(job_id, request, count, 1, tokens))
-            return Segment(job_id, 0, count)
-        key = family or _encode(msgspec.structs.replace(request, items=[]))
-        pack = self._open.get(key)
-        if pack is None or pack.tokens + tokens > self._batch_tokens:
-            if pack is not None:
-                self._close(pack)
-            pack = self._open[key] = _Pack(create_id("job"), request)
-        pack.items.append(request.item_list[0])
-        pack.tokens += tokens
-        return Segment(pack.id, len(pack.items) - 1, 1)
+    def add(self, line: InputLine, count: int) -> Segment:
+        """Return which items of which job the line became."""
+        family, request = line.family, line.request
+        if family is not None:
+            return self._share(family, family.request, line.text, family.tokens(line.text))
+        if request is None:
+            message = f"line {line.number} has neither request nor error"
+            raise AssertionError(message)
+        if _can_share(request, count):
+            key = _encode(msgspec.structs.replace(request, items=[]))
+            return self._share(key, request, request.item_list[0], estimate_tokens(request))
+        job = make_job(request, lines=1)
+        self._jobs.append(job)
+        return Segment(job.id, 0, count)
 
     def finish(self) -> list[ChunkJob]:
         """Return all jobs, in the order of their ids."""
@@ -114,34 +95,40 @@ class _Packer:
             self._close(pack)
         return sorted(self._jobs, key=lambda job: job.id)
 
+    def _share(
+        self, key: bytes | Family, base: ScoreRequest, item: str | list[int], tokens: int
+    ) -> Segment:
+        pack = self._open.get(key)
+        if pack is None or pack.tokens + tokens > self._batch_tokens:
+            if pack is not None:
+                self._close(pack)
+            pack = self._open[key] = _Pack(create_id("job"), base)
+        pack.items.append(item)
+        pack.tokens += tokens
+        return Segment(pack.id, len(pack.items) - 1, 1)
+
     def _close(self, pack: _Pack) -> None:
         request = msgspec.structs.replace(pack.base, items=pack.items)
-        count = len(pack.items)
-        self._jobs.append(_make_job(pack.id, request, count, count, pack.tokens))
+        self._jobs.append(
+            make_job(request, lines=len(pack.items), job_id=pack.id, tokens=pack.tokens)
+        )
 
 
-def _can_share(request: ScoreRequest, count: int) -> bool:
-    """Whether the item may be one of many: labels of its own, per item, stay with it."""
-    return count == 1 and not any(isinstance(each, list) for each in request.label_token_ids or ())
-
-
-def _make_job(job_id: str, request: ScoreRequest, count: int, lines: int, tokens: int) -> ChunkJob:
+def make_job(
+    request: ScoreRequest, *, lines: int, job_id: str = "", tokens: int | None = None
+) -> ChunkJob:
+    """Return a job to be stored that decides ``lines`` lines."""
     return ChunkJob(
-        id=job_id,
+        id=job_id or create_id("job"),
         model=request.model or "",
         request=_encode(request),
-        item_count=count,
+        item_count=len(request.item_list),
         lines=lines,
-        estimated_tokens=tokens,
+        estimated_tokens=estimate_tokens(request) if tokens is None else tokens,
     )
 
 
-def _join(sources: list[Segment], new: Segment) -> None:
-    """Add a segment, to the last one where it continues it. Lines without items have none."""
-    if not new.count:
-        return
-    last = sources[-1] if sources else None
-    if last is not None and last.job_id == new.job_id and last.first + last.count == new.first:
-        sources[-1] = Segment(last.job_id, last.first, last.count + new.count)
-    else:
-        sources.append(new)
+def _can_share(request: ScoreRequest, count: int) -> bool:
+    """Whether the item may be one of many; not with labels or a query that are its own."""
+    own = any(isinstance(each, list) for each in request.label_token_ids or ())
+    return count == 1 and not own and request.queries is None

@@ -88,7 +88,8 @@ class _LineSplitter:
         elif not text:
             self._blank += 1
         else:
-            self._flush_blank(lines)
+            if self._blank:
+                self._flush_blank(lines)
             lines.append((self._number, text, ""))
 
     def _flush_blank(self, lines: list[RawLine]) -> None:

@@ -6,8 +6,10 @@ Reads a page of chunks at a time: memory does not grow with the bulk.
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from api.numbers import decode_floats, finite_row, rows_of
 from api.rendering import find_tensor, parse_result, recorded_error
@@ -15,11 +17,11 @@ from contract.errors import NotFoundError
 from contract.jobs import TERMINAL, JobState
 from contract.scores import ItemError
 from storage.blobs import BlobStore
-from storage.bulk_chunks import Chunk, read_chunks, read_jobs
+from storage.bulk_chunks import Chunk, places_by_line, read_chunks, read_jobs
 from storage.database import Database
 from storage.jobs import JobRow
 
-__all__ = ["LineResult", "ScoredItems", "load_items", "read_results"]
+__all__ = ["LineResult", "ScoredItems", "load_items", "read_results", "take_done"]
 
 _CHUNKS_A_PAGE = 8
 #: Tensors of one blob that lie within so many bytes are read at once.
@@ -28,18 +30,17 @@ _SCORED = {JobState.SUCCEEDED, JobState.PARTIAL}
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LineResult:
+class LineResult(msgspec.Struct, frozen=True):
     """What became of one line; ``number`` counts from 1. A refused line has ``refused`` alone."""
 
     number: int
     custom_id: str
     model: str = ""
-    labels: list[Any] = field(default_factory=list)
-    scores: list[list[float] | None] = field(default_factory=list)
-    errors: list[ItemError] = field(default_factory=list)
+    labels: list[Any] = []
+    scores: list[list[float] | None] = []
+    errors: list[ItemError] = []
     refused: tuple[str, str] | None = None
-    form: Mapping[str, Any] = field(default_factory=dict)
+    form: dict[str, Any] = {}
 
     @property
     def failed(self) -> bool:
@@ -80,7 +81,7 @@ async def read_results(
     while True:
         async with database.snapshot() as tx:
             chunks = await read_chunks(tx, bulk_id, from_line=position, limit=_CHUNKS_A_PAGE)
-        done = _take_done(chunks)
+        done = take_done(chunks)
         if done:
             ids = {segment.job_id for chunk in done for segment in chunk.sources}
             items = await load_items(database, blobs, ids)
@@ -110,7 +111,8 @@ async def load_items(database: Database, blobs: BlobStore, ids: set[str]) -> dic
         return await asyncio.to_thread(_decode_all, rows, data)
 
 
-def _take_done(chunks: Sequence[Chunk]) -> list[Chunk]:
+def take_done(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Return the chunks before the first that has work left."""
     done: list[Chunk] = []
     for chunk in chunks:
         if chunk.open_jobs:
@@ -180,20 +182,12 @@ def _problem_of(row: JobRow) -> tuple[str, str]:
 def _render(chunks: Sequence[Chunk], items: Mapping[str, ScoredItems]) -> list[LineResult]:
     lines: list[LineResult] = []
     for chunk in chunks:
-        places = [
-            (items.get(segment.job_id, _GONE), segment.first + offset)
-            for segment in chunk.sources
-            for offset in range(segment.count)
-        ]
-        begin = 0
-        for offset, line in enumerate(chunk.lines):
-            number = chunk.first_line + offset + 1
+        for number, line, places in places_by_line(chunk):
             if line.code is not None:
                 refused = (line.code, line.message or "")
                 lines.append(LineResult(number, line.custom_id, refused=refused))
                 continue
-            mine = places[begin : begin + line.item_count]
-            begin += line.item_count
+            mine = [(items.get(job_id, _GONE), index) for job_id, index in places]
             lines.append(_render_line(number, line.custom_id, mine, line.form or {}))
     return lines
 
@@ -202,8 +196,14 @@ def _render_line(
     number: int,
     custom_id: str,
     places: Sequence[tuple[ScoredItems, int]],
-    form: Mapping[str, Any],
+    form: dict[str, Any],
 ) -> LineResult:
+    if len(places) == 1:  # most lines by far
+        job, index = places[0]
+        row = job.row(index)
+        if row is not None:
+            labels = _labels_of(places, job)
+            return LineResult(number, custom_id, job.model, labels, [row], form=form)
     scores = [job.row(index) for job, index in places]
     errors = [
         ItemError(position, *job.error(index))

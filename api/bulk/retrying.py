@@ -3,30 +3,30 @@
 Also what becomes of lines that shared a job with one that kills workers: they run apart.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
+from api.bulk.families import decode_request, gather_items
 from api.bulk.inputs import BulkInput
+from api.bulk.packing import make_job
 from api.bulk.settings import parse_options
 from api.rendering import parse_result
-from api.submission import estimate_tokens
 from contract.bulks import ENDED_BULKS
 from contract.jobs import JobState
 from contract.scores import ScoreRequest
 from storage.bulk_chunks import (
     Chunk,
     ChunkJob,
+    Place,
     Segment,
+    join_segment,
+    places_by_line,
     read_chunks,
     read_jobs,
     read_requests,
     replace_sources,
 )
-from storage.bulks import BulkRow, reopen_bulk
-from storage.ids import create_id
+from storage.bulks import BulkRow, reopen_bulk, rewind_index
 from storage.jobs import JobRow
 
 __all__ = ["retry_bulk", "retry_chunk"]
@@ -80,7 +80,9 @@ async def retry_chunk(
         bad = {job_id for job_id, row in rows.items() if row.failed_count or _is_lost(row)}
         bad = bad if only is None else bad & only
         stored = await read_requests(tx, bulk.tenant, bad)
-    change = _plan(chunk, rows, {job_id: _decode(raw) for job_id, (_, raw) in stored.items()})
+    change = _plan(
+        chunk, rows, {job_id: decode_request(raw) for job_id, (_, raw) in stored.items()}
+    )
     if not change.jobs:
         return []
     options = parse_options(bulk)
@@ -100,6 +102,8 @@ async def retry_chunk(
         )
         if replaced and bulk.state in ENDED_BULKS:
             await reopen_bulk(tx, bulk)
+        elif replaced:
+            await rewind_index(tx, bulk.id, chunk.first_line)
     return change.jobs if replaced else []
 
 
@@ -108,49 +112,25 @@ def _plan(
 ) -> _Change:
     change = _Change()
     failed = {job_id: _failed_items(rows[job_id]) for job_id in requests}
-    places = [
-        (segment.job_id, segment.first + offset)
-        for segment in chunk.sources
-        for offset in range(segment.count)
-    ]
-    begin = 0
-    for line in chunk.lines:
-        mine = places[begin : begin + line.item_count]
-        begin += line.item_count
-        bad = [place for place in mine if place[0] in failed and place[1] in failed[place[0]]]
-        if bad:
-            mine = _replace(change, mine, bad, rows, requests)
-        change.sources += [Segment(job_id, index, 1) for job_id, index in mine]
-    change.sources = _merge(change.sources)
+    for _, _, places in places_by_line(chunk):
+        bad = [place for place in places if place[1] in failed.get(place[0], ())]
+        mine = _replace(change, places, bad, rows, requests) if bad else places
+        for job_id, index in mine:
+            join_segment(change.sources, Segment(job_id, index, 1))
     return change
 
 
 def _replace(
     change: _Change,
-    mine: Sequence[tuple[str, int]],
-    bad: Sequence[tuple[str, int]],
+    mine: Sequence[Place],
+    bad: Sequence[Place],
     rows: Mapping[str, JobRow],
     requests: Mapping[str, ScoreRequest],
-) -> list[tuple[str, int]]:
+) -> list[Place]:
     """Give a line's items without a score a job; return the line's places then."""
-    job_id = create_id("job")
-    base = requests[bad[0][0]]
-    labels = base.label_token_ids
-    if labels and isinstance(labels[0], list):
-        labels = [(requests[old].label_token_ids or labels)[index] for old, index in bad]
-    items = [requests[old].item_list[index] for old, index in bad]
-    request = msgspec.structs.replace(base, items=items, label_token_ids=labels)
     whole = len(bad) == len(mine)
-    change.jobs.append(
-        ChunkJob(
-            id=job_id,
-            model=rows[bad[0][0]].model,
-            request=msgspec.json.encode(request),
-            item_count=len(items),
-            lines=int(whole),
-            estimated_tokens=estimate_tokens(request),
-        )
-    )
+    job = make_job(gather_items(bad, requests), lines=int(whole))
+    change.jobs.append(job)
     cancelled = sum(1 for old, _ in bad if rows[old].state is JobState.CANCELLED)
     change.cancelled += cancelled
     change.failed += len(bad) - cancelled
@@ -159,7 +139,7 @@ def _replace(
         change.lines_cancelled += int(cancelled == len(bad))
         change.lines_failed += int(cancelled != len(bad))
     order = {place: position for position, place in enumerate(bad)}
-    return [(job_id, order[place]) if place in order else place for place in mine]
+    return [(job.id, order[place]) if place in order else place for place in mine]
 
 
 def _is_lost(row: JobRow) -> bool:
@@ -170,18 +150,3 @@ def _failed_items(row: JobRow) -> set[int]:
     if _is_lost(row):
         return set(range(row.item_count))
     return {error.index for error in parse_result(row).errors}
-
-
-def _merge(segments: Sequence[Segment]) -> list[Segment]:
-    merged: list[Segment] = []
-    for new in segments:
-        last = merged[-1] if merged else None
-        if last is not None and (last.job_id, last.first + last.count) == (new.job_id, new.first):
-            merged[-1] = Segment(last.job_id, last.first, last.count + new.count)
-        else:
-            merged.append(new)
-    return merged
-
-
-def _decode(compressed: bytes) -> ScoreRequest:
-    return msgspec.json.decode(zlib.decompress(compressed), type=ScoreRequest)

@@ -84,7 +84,7 @@ class BulkRunner:
             await self._sleep(1)
 
     async def read_once(self) -> bool:
-        """Take one bulk and do what it needs; false where there is none."""
+        """Take one bulk and do what it needs; return whether another look is worth it at once."""
         async with self.given.database.snapshot() as tx:
             if not await has_work(tx):
                 return False
@@ -92,8 +92,9 @@ class BulkRunner:
             bulk = await claim_bulk(tx, lease_s=LEASE_S)
         if bulk is None:
             return False
+        more = True
         try:
-            await self._advance(bulk)
+            more = await self._advance(bulk)
         except StoreUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001  # the edge of a reader: the bulk says why
@@ -101,8 +102,9 @@ class BulkRunner:
             await self._refuse(bulk, error)
         async with self.given.database.transaction() as tx:
             await release_bulk(tx, bulk)
-        self.wake()
-        return True
+        if more:
+            self.wake()
+        return more
 
     async def sweep_once(self) -> None:
         """Look at every open bulk once."""
@@ -131,15 +133,16 @@ class BulkRunner:
                 await drop_file(tx, file_id)
         return len(gone)
 
-    async def _advance(self, bulk: BulkRow) -> None:
+    async def _advance(self, bulk: BulkRow) -> bool:
         if bulk.state is BulkState.VALIDATING:
             await self._validate(bulk)
-        elif bulk.state is BulkState.RUNNING:
-            await ingest(self.given, bulk, await self._catalog.statuses(), self._queue)
         elif bulk.state is BulkState.FINALIZING:
             await self._finalize(bulk)
+        elif bulk.state is BulkState.RUNNING and _is_being_read(bulk):
+            await ingest(self.given, bulk, await self._catalog.statuses(), self._queue)
         else:
-            await index(self.given, bulk)
+            return await index(self.given, bulk)
+        return True
 
     async def _validate(self, bulk: BulkRow) -> None:
         found = await validate(self.given, bulk, await self._catalog.statuses())
@@ -168,7 +171,7 @@ class BulkRunner:
         errors = render_errors([LineError(code=code, message=message)])
         if bulk.state in {BulkState.VALIDATING, BulkState.FINALIZING}:
             await self._enter(bulk, BulkState.FAILED, errors=errors)
-        elif bulk.state is BulkState.RUNNING:
+        elif bulk.state is BulkState.RUNNING and _is_being_read(bulk):
             final = BulkState.FAILED.value
             await self._enter(bulk, BulkState.CANCELLING, errors=errors, final_state=final)
         else:
@@ -249,3 +252,8 @@ class BulkRunner:
             async with asyncio.timeout(_SWEEP_S):
                 await event.wait()
         event.clear()
+
+
+def _is_being_read(bulk: BulkRow) -> bool:
+    """Whether lines of a running bulk are still to be stored."""
+    return bulk.ingested_lines < bulk.total_lines

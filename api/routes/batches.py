@@ -1,13 +1,12 @@
 """``/v1/batches``: bulks as OpenAI's stock client speaks of them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
-from api.bulk.endpoints import ENDPOINTS
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
 from api.pages import parse_limit
 from api.routes.files import render_list
@@ -15,13 +14,12 @@ from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_targets import check_webhook
 from contract.bulks import BATCH_STATUS, BulkState
-from contract.errors import InvalidRequestError
 from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulks import BulkRow, NewBulk
 from storage.database import Transaction
 
-__all__ = ["add_routes"]
+__all__ = ["BatchRequest", "add_routes"]
 
 _WINDOW_S = 86400.0
 
@@ -31,13 +29,15 @@ class _OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[int, msgspec.Meta(gt=0, le=365 * 86400)]
 
 
-class _BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of ``POST /v1/batches``, OpenAI's with ``on_invalid`` of ours."""
+
     input_file_id: str
-    endpoint: str
-    completion_window: str
+    endpoint: Literal["/v1/score", "/v1/rerank", "/v1/classify"]
+    completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     output_expires_after: _OutputExpiry | None = None
-    on_invalid: str = "fail"
+    on_invalid: Literal["fail", "skip"] = "fail"
     webhook: str | None = None
     webhook_events: list[str] | None = None
 
@@ -53,23 +53,14 @@ def add_routes(app: web.Application) -> None:
 async def post_batch(request: web.Request) -> web.StreamResponse:
     """Start a batch on an uploaded file. Nothing runs before every line was looked at."""
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    wanted = parse_body(request, body, _BatchRequest)
-    if wanted.endpoint not in ENDPOINTS:
-        message = f"endpoint must be one of {', '.join(ENDPOINTS)}"
-        raise InvalidRequestError(message, param="endpoint")
-    if wanted.completion_window != "24h":
-        message = "completion_window must be 24h"
-        raise InvalidRequestError(message, param="completion_window")
-    if wanted.on_invalid not in {"fail", "skip"}:
-        message = "on_invalid must be fail or skip"
-        raise InvalidRequestError(message, param="on_invalid")
+    wanted = parse_body(request, body, BatchRequest)
     check_plain_text(wanted.input_file_id, "input_file_id")
     settings = request.app[SETTINGS]
     check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     expiry = wanted.output_expires_after
     options = BulkOptions(
-        on_invalid="skip" if wanted.on_invalid == "skip" else "fail",
         expires_after_s=settings.result_ttl_s or None,
+        on_invalid=wanted.on_invalid,
         output_expires_after_s=None if expiry is None else float(expiry.seconds),
     )
     key = request_key(request, body)

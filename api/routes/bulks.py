@@ -8,7 +8,6 @@ from aiohttp import web
 from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
 from api.bulk.exports import serve_results
-from api.bulk.lines import check_columns
 from api.bulk.retrying import retry_bulk
 from api.bulk.settings import BulkOptions, BulkSource
 from api.bulk.uris import open_uri
@@ -19,6 +18,7 @@ from api.webhook_targets import check_webhook
 from contract.bulks import ENDED_BULKS, BulkRequest, RescoreRequest
 from contract.errors import ConflictError, InvalidRequestError
 from contract.moments import render_moment
+from contract.rows import check_columns
 from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulk_events import list_bulk_events

@@ -13,7 +13,8 @@ from api.bulk.comparing import Comparer, Comparison, differing_fields
 from api.bulk.results import LineResult, read_results
 from api.results import read_scores
 from api.state import BLOBS, DATABASE, tenant_of
-from contract.errors import ConflictError
+from contract.bulks import ENDED_BULKS
+from contract.errors import ConflictError, ResultNotReadyError
 from storage.bulk_chunks import read_chunks, read_jobs
 from storage.bulks import BulkRow
 from storage.database import Transaction
@@ -35,8 +36,10 @@ async def compare_jobs(request: web.Request) -> web.StreamResponse:
     async with request.app[DATABASE].snapshot() as tx:
         rows = [await get_job(tx, tenant_of(request), name) for name in names]
         receipts = [await _receipt_of(tx, row) for row in rows]
-    first, second = [(await read_scores(request, row)).scores for row in rows]
+    found = [await read_scores(request, row) for row in rows]
+    first, second = [scores.scores for scores in found]
     comparer = Comparer()
+    comparer.labels = [*found[0].labels]
     for index, (a, b) in enumerate(zip(first, second, strict=False)):
         comparer.add(str(index), index, a, b)
     shared = min(len(first), len(second))
@@ -51,8 +54,12 @@ async def compare_jobs(request: web.Request) -> web.StreamResponse:
 
 
 async def compare_bulks(request: web.Request) -> web.StreamResponse:
-    """Compare two bulks line by line; both must have the same lines in the same order."""
+    """Compare two bulks line by line; both have ended, with the same lines in the same order."""
     a, b = await find_bulk(request, "a"), await find_bulk(request, "b")
+    for bulk in (a, b):
+        if bulk.state not in ENDED_BULKS:
+            message = f"bulk {bulk.id} is {bulk.state.value}; compare it once it has ended"
+            raise ResultNotReadyError(message, retry_after_s=5)
     return json_response(await _compare(request, a, b))
 
 
@@ -72,8 +79,8 @@ async def _compare(request: web.Request, a: BulkRow, b: BulkRow) -> Comparison:
         a.id,
         b.id,
         receipt=differing_fields(*receipts),
-        only_in_a=max(0, a.total_lines - b.total_lines),
-        only_in_b=max(0, b.total_lines - a.total_lines),
+        only_in_a=max(0, a.ingested_lines - b.ingested_lines),
+        only_in_b=max(0, b.ingested_lines - a.ingested_lines),
     )
 
 
@@ -102,6 +109,7 @@ class _Lines:
 
 def _compare_lines(comparer: Comparer, lines: list[LineResult], others: list[LineResult]) -> None:
     for line, other in zip(lines, others, strict=True):
+        comparer.labels = comparer.labels or [*line.labels]
         if line.custom_id != other.custom_id:
             message = (
                 f"line {line.number} is {line.custom_id!r} in one and {other.custom_id!r} in the "

@@ -28,7 +28,8 @@ def add_routes(app: web.Application) -> None:
     app.router.add_get("/v1/jobs/{id}/deliveries", get_of_job)
     app.router.add_get("/v1/bulks/{id}/deliveries", get_of_bulk)
     app.router.add_get("/v1/webhook_endpoints/{id}/deliveries", get_of_endpoint)
-    app.router.add_get("/v1/deliveries/{id}", get_delivery)
+    # ``redeliver`` is no id: its Allow must not name GET
+    app.router.add_get("/v1/deliveries/{id:(?!redeliver$)[^/]+}", get_delivery)
     app.router.add_post("/v1/deliveries/redeliver", post_redeliver_range)
     app.router.add_post("/v1/deliveries/{id}/redeliver", post_redeliver)
 

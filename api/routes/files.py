@@ -69,8 +69,9 @@ async def get_files(request: web.Request) -> web.StreamResponse:
     """List files, newest first; ``after`` is the last id of the page before."""
     limit = parse_limit(request.query.get("limit"))
     after, purpose = request.query.get("after"), request.query.get("purpose")
-    for name, text in (("after", after), ("purpose", purpose)):
-        check_plain_text(text or "", name)
+    check_plain_text(purpose or "", "purpose")
+    if after is not None:
+        after = _parse_id(after)
     async with request.app[DATABASE].snapshot() as tx:
         rows = await files.list_files(
             tx, tenant_of(request), purpose=purpose, after=after, limit=limit + 1
@@ -129,12 +130,17 @@ def render_list(page: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]
 
 
 async def _find(request: web.Request) -> FileRow:
-    file_id = request.match_info["id"]
-    if not _FILE_ID.fullmatch(file_id):
-        message = f"there is no file {file_id[:100]!r}"
-        raise NotFoundError(message)
+    file_id = _parse_id(request.match_info["id"])
     async with request.app[DATABASE].snapshot() as tx:
         return await files.get_file(tx, tenant_of(request), file_id)
+
+
+def _parse_id(text: str) -> str:
+    """Return an id of ours. What cannot be one is not found, and not looked up."""
+    if not _FILE_ID.fullmatch(text):
+        message = f"there is no file {text[:100]!r}"
+        raise NotFoundError(message)
+    return text
 
 
 async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:

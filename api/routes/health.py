@@ -5,9 +5,11 @@ from collections.abc import Awaitable
 
 from aiohttp import web
 
+from api.auth import IDENTITY
 from api.bodies import json_response
 from api.state import BLOBS, CATALOG, DATABASE, QUEUE
 from contract.errors import ScoreError
+from contract.keys import Scope
 from contract.models import CANARY_DRIFT, ModelState
 
 __all__ = ["add_routes"]
@@ -60,6 +62,8 @@ async def get_readiness(request: web.Request) -> web.StreamResponse:
     if not statuses:
         detail = "no model is served: start a worker, or name models in the registry"
         reasons.append({"part": "models", "code": "no_model", "detail": detail})
+    if not _may_see_details(request):
+        reasons = [{**reason, "detail": ""} for reason in reasons]
     served = any(status.state is ModelState.READY for status in statuses.values())
     ready = served and store is None and blobs is None
     body = {
@@ -69,6 +73,11 @@ async def get_readiness(request: web.Request) -> web.StreamResponse:
     }
     headers = {} if ready else {"Retry-After": "2"}
     return json_response(body, status=200 if ready else 503, headers=headers)
+
+
+def _may_see_details(request: web.Request) -> bool:
+    """Details name paths and hosts: only for who may read anything at all."""
+    return Scope.READ in request[IDENTITY].scopes
 
 
 async def _fault_of(check: Awaitable[None]) -> str | None:

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, parse_large_body, read_body, run_for
+from api.bulk.access import parse_bulk_id
 from api.idempotency import IdempotencyKey
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
 from api.negotiation import JSON
@@ -20,7 +21,7 @@ from api.submission import request_key
 from contract.errors import GoneError, InvalidRequestError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
-from storage import forgetting, idempotency, jobs, outcomes, receipts
+from storage import attempts, forgetting, idempotency, jobs, outcomes, receipts
 from storage.database import Transaction
 from storage.jobs import JobRow
 from storage.refs import BlobRef
@@ -36,6 +37,7 @@ def add_routes(app: web.Application) -> None:
     app.router.add_post("/v1/jobs", post_job)
     app.router.add_get("/v1/jobs", get_jobs)
     app.router.add_get("/v1/jobs/{id}", get_job)
+    app.router.add_get("/v1/jobs/{id}/request", get_request)
     app.router.add_post("/v1/jobs/{id}/cancel", post_cancel)
     app.router.add_post("/v1/jobs/{id}/retry", post_retry)
     app.router.add_delete("/v1/jobs/{id}", delete_job)
@@ -54,7 +56,7 @@ async def post_job(request: web.Request) -> web.StreamResponse:
         request,
         row,
         status=200 if ended else 202,
-        headers={**headers, **applied(preferences, waited=ended)},
+        headers={**headers, **applied(request, preferences, waited=ended)},
     )
 
 
@@ -64,12 +66,9 @@ async def get_job(request: web.Request) -> web.StreamResponse:
     row = await find_job(request)
     if wait_s and row.state not in TERMINAL:
         row = await await_end(request, row, wait_s)
-    receipt = None
-    if row.receipt_hash is not None:
-        async with request.app[DATABASE].snapshot() as tx:
-            raw = await receipts.get_receipt(tx, row.receipt_hash)
-        receipt = None if raw is None else msgspec.json.decode(raw)
-    body = msgspec.json.encode(render_job(request, row, receipt=receipt))
+    raw, history = await _read_beside(request, row)
+    receipt = None if raw is None else msgspec.json.decode(raw)
+    body = msgspec.json.encode(render_job(request, row, receipt=receipt, history=history))
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {**pending_headers(request, row), "ETag": etag, "Cache-Control": "private, no-cache"}
     headers.pop("Location")
@@ -78,12 +77,35 @@ async def get_job(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, content_type=JSON, headers=headers)
 
 
+async def _read_beside(
+    request: web.Request, row: JobRow
+) -> tuple[bytes | None, list[attempts.AttemptRow]]:
+    """Return the receipt, and the attempts that ended before the job did."""
+    was_tried_before = row.attempt > 1 or row.crash_count > 0 or row.error_count > 0
+    if row.receipt_hash is None and not was_tried_before:
+        return None, []
+    async with request.app[DATABASE].snapshot() as tx:
+        raw = None
+        if row.receipt_hash is not None:
+            raw = await receipts.get_receipt(tx, row.receipt_hash)
+        return raw, await attempts.list_attempts(tx, row.id) if was_tried_before else []
+
+
+async def get_request(request: web.Request) -> web.StreamResponse:
+    """Show what was asked: query, items and parameters, as they were recorded."""
+    job_id = parse_job_id(request)
+    async with request.app[DATABASE].snapshot() as tx:
+        body = await jobs.read_request(tx, tenant_of(request), job_id)
+    return web.Response(body=body, content_type=JSON)
+
+
 async def get_jobs(request: web.Request) -> web.StreamResponse:
     """List jobs, newest first, one page at a time."""
     query = request.query
     metadata = _parse_metadata(list(query.items()))
     state, model = _parse_state(query.get("state")), query.get("model")
     error_code = _parse_error_code(query.get("error_code"))
+    bulk_id = None if "bulk" not in query else parse_bulk_id(query["bulk"])
     limit = parse_limit(query.get("limit"))
     after = parse_cursor(query.get("cursor"))
     if model is not None:
@@ -94,6 +116,7 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
             tenant_of(request),
             state=state,
             model=model,
+            bulk_id=bulk_id,
             error_code=error_code,
             metadata=metadata,
             after=after,
@@ -190,7 +213,7 @@ def _parse_metadata(query: Sequence[tuple[str, str]]) -> dict[str, str]:
         if name.startswith("metadata.") and len(name) > len("metadata."):
             check_plain_text(name, "metadata")
             metadata[name.removeprefix("metadata.")] = check_plain_text(value, name)
-        elif name not in {"state", "model", "error_code", "limit", "cursor"}:
+        elif name not in {"state", "model", "bulk", "error_code", "limit", "cursor"}:
             message = f"there is no filter {name[:100]!r}"
             raise InvalidRequestError(message, param=name[:100])
     return metadata

@@ -30,6 +30,8 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: By the name that workers add under: the metric is ``scorekeep_NAME_total``.
 COUNTERS = {
     "jobs_completed": "Jobs whose end a worker wrote",
+    "items_scored": "Items that got their scores",
+    "tokens_scored": "Prompt tokens of the jobs whose end a worker wrote",
     "jobs_released": "Jobs given back untouched",
     "jobs_retried": "Attempts that failed and are due again",
     "jobs_poisoned": "Jobs that ended because their workers kept dying",

@@ -1,6 +1,5 @@
 """``POST /v1/rescore``: what was scored before, scored again with something changed."""
 
-import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, parse_body, read_body
@@ -8,16 +7,16 @@ from api.bulk.access import parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource
 from api.routes.bulks import add_bulk
 from api.state import DATABASE, SETTINGS, tenant_of
-from contract.bulks import BulkState, RescoreRequest
+from contract.bulks import BulkState, RescoreRequest, RescoreSource
 from contract.errors import ConflictError, InvalidRequestError
 from contract.jobs import JobState
-from contract.scores import ScoreRequest
 from storage import bulks, jobs
 
-__all__ = ["add_routes"]
+__all__ = ["FILTERED_JOBS", "add_routes"]
 
-_FILTERED_JOBS = 10_000
-_FIXED = frozenset({"items", "query", "model", "return_pooled_hidden_states"})
+#: The most jobs that a filter may find.
+FILTERED_JOBS = 10_000
+_HIDDEN = "return_pooled_hidden_states"
 
 
 def add_routes(app: web.Application) -> None:
@@ -29,23 +28,13 @@ async def post_rescore(request: web.Request) -> web.StreamResponse:
     """Score a bulk, some jobs or what a filter finds again; only what is not known runs."""
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
     wanted = parse_body(request, body, RescoreRequest)
-    if sum(each is not None for each in (wanted.bulk, wanted.jobs, wanted.filter)) != 1:
-        message = "give one of bulk, jobs and filter"
-        raise InvalidRequestError(message, param="bulk")
-    _check_parameters(wanted.parameters)
-    if wanted.bulk is not None:
-        source = await _from_bulk(request, wanted.bulk)
-    elif wanted.jobs is not None:
-        source = BulkSource(jobs=[check_plain_text(job_id, "jobs") for job_id in wanted.jobs])
-    else:
-        source = await _from_filter(request, wanted.filter or {})
-    if source.jobs is not None and not source.jobs:
-        message = "there is no job to be scored again"
-        raise InvalidRequestError(message, param="jobs" if wanted.jobs is not None else "filter")
+    source = await _find_source(request, wanted.source)
+    parameters = wanted.parameters
+    hidden_states = parameters.pop(_HIDDEN, None)
     options = BulkOptions(
         model=wanted.model,
-        parameters=wanted.parameters,
-        hidden_states=wanted.hidden_states,
+        parameters=parameters,
+        hidden_states=hidden_states,
         on_invalid="skip",
         cache=wanted.cache,
         lane=wanted.priority,
@@ -54,16 +43,23 @@ async def post_rescore(request: web.Request) -> web.StreamResponse:
     return await add_bulk(request, body, source, options, wanted)
 
 
-def _check_parameters(parameters: dict[str, object]) -> None:
-    for name in parameters:
-        if name in _FIXED or name not in ScoreRequest.__struct_fields__:
-            message = f"parameters cannot change {name[:100]!r}"
-            raise InvalidRequestError(message, param=f"parameters.{name[:100]}")
-    try:
-        msgspec.convert(parameters | {"items": []}, ScoreRequest)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        raise InvalidRequestError(message, param="parameters") from error
+async def _find_source(request: web.Request, wanted: RescoreSource) -> BulkSource:
+    given = [wanted.bulk, wanted.batch, wanted.jobs, wanted.filter]
+    if sum(each is not None for each in given) != 1:
+        message = "give one of bulk, batch, jobs and filter"
+        raise InvalidRequestError(message, param="source")
+    bulk_id = wanted.batch if wanted.bulk is None else wanted.bulk
+    if bulk_id is not None:
+        return await _from_bulk(request, bulk_id)
+    if wanted.jobs is not None:
+        source = BulkSource(jobs=[check_plain_text(each, "source.jobs") for each in wanted.jobs])
+    else:
+        source = await _from_filter(request, wanted.filter or {})
+    if not source.jobs:
+        message = "there is no job to be scored again"
+        param = "source.filter" if wanted.jobs is None else "source.jobs"
+        raise InvalidRequestError(message, param=param)
+    return source
 
 
 async def _from_bulk(request: web.Request, bulk_id: str) -> BulkSource:
@@ -88,12 +84,12 @@ async def _from_filter(request: web.Request, wanted: dict[str, str]) -> BulkSour
     unknown = [n for n in wanted if n not in {"model", "state"} and not n.startswith("metadata.")]
     if unknown:
         message = f"there is no filter {unknown[0][:100]!r}"
-        raise InvalidRequestError(message, param="filter")
+        raise InvalidRequestError(message, param="source.filter")
     try:
         state = JobState(wanted["state"]) if "state" in wanted else None
     except ValueError as error:
         message = f"there is no state {wanted['state'][:100]!r}"
-        raise InvalidRequestError(message, param="filter.state") from error
+        raise InvalidRequestError(message, param="source.filter.state") from error
     async with request.app[DATABASE].snapshot() as tx:
         rows = await jobs.list_jobs(
             tx,
@@ -101,9 +97,9 @@ async def _from_filter(request: web.Request, wanted: dict[str, str]) -> BulkSour
             state=state,
             model=wanted.get("model"),
             metadata=metadata,
-            limit=_FILTERED_JOBS + 1,
+            limit=FILTERED_JOBS + 1,
         )
-    if len(rows) > _FILTERED_JOBS:
-        message = f"the filter finds more than {_FILTERED_JOBS} jobs; narrow it"
-        raise InvalidRequestError(message, param="filter")
+    if len(rows) > FILTERED_JOBS:
+        message = f"the filter finds more than {FILTERED_JOBS} jobs; narrow it"
+        raise InvalidRequestError(message, param="source.filter")
     return BulkSource(jobs=[row.id for row in reversed(rows) if row.bulk_id is None])

@@ -1,14 +1,14 @@
 """Webhooks of bulks, places of receivers counted for the fleet, and where jobs come from.
 
 New columns that may be null or have a default, and indexes: code that does not know them goes on.
-Revision 0006, after 0004.
+Revision 0006, after 0005.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0006"
-down_revision = "0004"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -41,3 +41,27 @@ async def sqlite_service(
     await service.start()
     yield service
     await service.stop()
+
+
+@pytest.fixture
+async def guarded(
+    database_url: str, database: Database, blob_url: str, redis_url: str
+) -> AsyncIterator[Service]:
+    """The application on each database in turn; it requires keys."""
+    settings = make_settings(database_url, blob_url, redis_url, auth="required")
+    service = Service(settings, database)
+    await service.start()
+    yield service
+    await service.stop()
+
+
+@pytest.fixture
+async def sqlite_guarded(
+    sqlite_url: str, sqlite_database: Database, blob_url: str, redis_url: str
+) -> AsyncIterator[Service]:
+    """The application on SQLite; it requires keys."""
+    settings = make_settings(sqlite_url, blob_url, redis_url, auth="required")
+    service = Service(settings, sqlite_database)
+    await service.start()
+    yield service
+    await service.stop()

@@ -46,6 +46,7 @@ def test_preferences_are_read(headers: list[str], respond_async: bool, wait_s: i
         (Preferences(), False, None),
         (Preferences(wait_s=5), True, "wait=5"),
         (Preferences(wait_s=5), False, None),
+        (Preferences(wait_s=600), True, "wait=60"),
         (Preferences(respond_async=True), False, "respond-async"),
     ],
 )
@@ -53,7 +54,7 @@ def test_the_applied_preference_is_named(
     preferences: Preferences, waited: bool, expected: str | None
 ) -> None:
     """``Preference-Applied`` names what was honoured and nothing else."""
-    assert preferences.render_applied(waited=waited) == expected
+    assert preferences.render_applied(waited=waited, max_wait_s=60.0) == expected
 
 
 @given(st.lists(st.text(max_size=40), max_size=3))

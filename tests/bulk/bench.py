@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from api.bulk.access import BULKS
 from contract.models import ModelConfig
+from storage.bulks import get_bulk
 from tests.api.service import Service
 from worker.engine.deterministic import SOURCE, DeterministicScorer
 from worker.engine.encoding import encode
@@ -70,9 +72,10 @@ class Bulks:
         assert answer.status == 202, answer.body
         return str(answer.json["id"])
 
-    async def rescore(self, **fields: Any) -> dict[str, Any]:
-        """Score again and return the bulk at its end."""
-        answer = await self.service.post("/v1/rescore", fields)
+    async def rescore(self, bulk: str | None = None, **fields: Any) -> dict[str, Any]:
+        """Score a bulk, or another source, again and return the bulk at its end."""
+        body = fields if bulk is None else {"source": {"bulk": bulk}, **fields}
+        answer = await self.service.post("/v1/rescore", body)
         assert answer.status == 202, answer.body
         return await self.wait(str(answer.json["id"]))
 
@@ -92,6 +95,15 @@ class Bulks:
                 if bulk["state"] in (states or ENDED):
                     return bulk
                 await asyncio.sleep(0.02)
+
+    async def wait_until_indexed(self, bulk_id: str) -> None:
+        """Return when the cache knows a bulk that has ended."""
+        indexed = False
+        while not indexed:
+            await self.service.app[BULKS].read_once()
+            async with self.service.database.snapshot() as tx:
+                row = await get_bulk(tx, "default", bulk_id)
+            indexed = row.indexed_lines == row.ingested_lines
 
     async def results(self, bulk_id: str, after: int = 0) -> list[dict[str, Any]]:
         """Return the results that there are."""

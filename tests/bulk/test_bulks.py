@@ -104,6 +104,7 @@ async def test_a_paused_bulk_waits(bulks: Bulks) -> None:
     waiting = await bulks.get(bulk_id)
 
     assert paused.json["paused"]
+    assert paused.json["eta_s"] is None
     assert waiting["counts"]["scored"] == 0
     resumed = await bulks.service.post(f"/v1/bulks/{bulk_id}/resume", {})
     assert not resumed.json["paused"]

@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from safetensors import safe_open
 
-from contract.errors import ScoreError
+from contract.errors import ScoreError, UnavailableError
 from contract.models import ModelConfig
 from scorekeep.bulk import BulkClient
 from scorekeep.cli import main
@@ -125,6 +126,44 @@ async def test_hidden_states_row_by_row(  # noqa: PLR0915  # one set, looked at 
     first.write_bytes(b"")
     with HiddenStates(folder) as states, pytest.raises(ScoreError, match="cannot be read"):
         states[0]
+
+
+async def test_a_download_that_breaks_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is cut amid a line: the rest is fetched, no line twice."""
+    monkeypatch.setattr("scorekeep.bulk._FIRST_BACKOFF_S", 0.001)
+    lines = [b'{"line": %d}\n' % n for n in range(1, 6)]
+    asked: list[str] = []
+
+    async def results(request: web.Request) -> web.StreamResponse:
+        after = int(request.query["after"])
+        asked.append(request.query["after"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if len(asked) in {1, 3, 4, 5, 6, 7, 8, 9}:
+            await response.write(b"".join(lines[after : after + 2]) + b'{"li')
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(b"".join(lines[after:]))
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/bulks/b/results", results)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    async with BulkClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+        last = await client.write_results("b", tmp_path / "out")
+        with pytest.raises(UnavailableError, match="broke off"):
+            await client.write_results("b", tmp_path / "never")
+    await runner.cleanup()
+
+    assert last == 5
+    assert asked[:2] == ["0", "2"]
+    assert await asyncio.to_thread((tmp_path / "out").read_bytes) == b"".join(lines)
 
 
 async def test_what_is_no_set(sqlite_bulks: Bulks, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from api.bulk import ingestion
 from api.bulk.access import BULKS
 from contract.errors import StoreUnavailableError
 from storage.bulk_chunks import add_chunks
+from storage.bulks import NewBulk, add_bulk, claim_bulk
 from storage.claims import claim_jobs
+from storage.database import Database
 from storage.sweeps import reap_jobs
 from tests.bulk.bench import Bulks, rows
 
@@ -54,14 +57,14 @@ async def test_ingestion_goes_on_where_it_stopped(
     monkeypatch.setattr(ingestion, "add_chunks", fail_once)
     monkeypatch.setattr(ingestion, "LEASE_S", 0.2)
     monkeypatch.setattr("api.bulk.runner.LEASE_S", 0.2)
-    bulk = await bulks.run(rows(9000))
+    bulk = await bulks.run(rows(18_000))
     seen: list[int] = []
     while page := await bulks.results(bulk["id"], after=len(seen)):
         seen += [line["line"] for line in page]
 
     assert calls == 4
-    assert bulk["counts"]["scored"] == bulk["counts"]["items"] == 9000
-    assert seen == list(range(1, 9001))
+    assert bulk["counts"]["scored"] == bulk["counts"]["items"] == 18_000
+    assert seen == list(range(1, 18_001))
 
 
 async def test_a_reader_that_raises_ends_the_bulk(
@@ -103,6 +106,50 @@ async def test_urgent_work_overtakes_a_bulk(sqlite_bulks: Bulks) -> None:
         )
 
     assert [claimed.id for claimed in first] == [job]
+
+
+async def test_tenants_take_turns_at_the_readers(database: Database) -> None:
+    """A tenant's second bulk waits behind another's first, however early it came."""
+    async with database.transaction() as tx:
+        added = {}
+        for name in ("a1", "a2", "b1"):
+            new = NewBulk(
+                tenant=name[0],
+                kind="bulk",
+                endpoint="",
+                source=b"{}",
+                options=b"{}",
+                metadata={},
+            )
+            row, _ = await add_bulk(tx, new)
+            added[row.id] = name
+    taken = []
+    for _ in range(4):
+        async with database.transaction() as tx:
+            claimed = await claim_bulk(tx, lease_s=30)
+            taken.append(None if claimed is None else added[claimed.id])
+
+    assert taken == ["a1", "b1", "a2", None]
+
+
+async def test_lines_that_run_apart_are_known_to_the_cache(sqlite_bulks: Bulks) -> None:
+    """The cache has passed a chunk whose poisoned job is split: it looks at it again."""
+    await sqlite_bulks.service.report_ready()
+    bulk_id = await sqlite_bulks.start(rows(50))
+    await sqlite_bulks.wait(bulk_id, "running")
+    while (await sqlite_bulks.get(bulk_id))["ingested_lines"] < 50:
+        pass
+    async with sqlite_bulks.service.database.transaction() as tx:
+        await claim_jobs(
+            tx, worker="dying", models=["tiny"], max_jobs=10, max_tokens=10**6, lease_s=-1
+        )
+        await reap_jobs(tx, max_crashes=1, limit=10)
+        await tx.execute(text("UPDATE bulks SET indexed_lines = 50"))
+    await sqlite_bulks.start_worker()
+    await sqlite_bulks.wait(bulk_id)
+    await sqlite_bulks.wait_until_indexed(bulk_id)
+
+    assert (await sqlite_bulks.run(rows(50)))["counts"]["from_cache"] == 50
 
 
 async def test_nothing_to_do_takes_no_lock(sqlite_bulks: Bulks) -> None:

@@ -1,29 +1,14 @@
 """Scored again: only what the cache lacks runs; another model is another key; compared."""
 
 from contract.models import ModelConfig
-from tests.bulk.bench import MODELS, Bulks, rows
-
-
-async def wait_until_indexed(bulks: Bulks, bulk_id: str) -> None:
-    """Return when the cache knows a bulk that has ended."""
-    from api.bulk.access import BULKS  # noqa: PLC0415
-
-    while await bulks.service.app[BULKS].read_once():
-        pass
-    from storage.bulks import get_bulk  # noqa: PLC0415
-
-    indexed = False
-    while not indexed:
-        async with bulks.service.database.snapshot() as tx:
-            row = await get_bulk(tx, "default", bulk_id)
-        indexed = row.indexed_lines == row.ingested_lines
+from tests.bulk.bench import MODELS, Bulks, batch_line, render, rows
 
 
 async def test_only_what_is_not_known_runs(bulks: Bulks) -> None:
     """The same model finds everything in the cache, with equal results; one new line runs alone."""
     await bulks.start_worker()
     first = await bulks.run(rows(700))
-    await wait_until_indexed(bulks, first["id"])
+    await bulks.wait_until_indexed(first["id"])
 
     again = await bulks.rescore(bulk=first["id"])
     more = await bulks.run([*rows(700), {"custom_id": "new", "item": "new"}])
@@ -45,13 +30,13 @@ async def test_another_model_or_parameter_is_another_key(sqlite_bulks: Bulks) ->
     """Nothing is taken from the cache that another model, or other parameters, produced."""
     await sqlite_bulks.start_worker()
     first = await sqlite_bulks.run(rows(10))
-    await wait_until_indexed(sqlite_bulks, first["id"])
+    await sqlite_bulks.wait_until_indexed(first["id"])
 
     other = await sqlite_bulks.rescore(bulk=first["id"], model="other")
-    soft = await sqlite_bulks.rescore(bulk=first["id"], parameters={"apply_softmax": True})
-    await wait_until_indexed(sqlite_bulks, soft["id"])
+    soft = await sqlite_bulks.rescore(bulk=first["id"], apply_softmax=True)
+    await sqlite_bulks.wait_until_indexed(soft["id"])
     soft_again = await sqlite_bulks.rescore(bulk=soft["id"], model="tiny")
-    hidden = await sqlite_bulks.rescore(bulk=first["id"], hidden_states=True)
+    hidden = await sqlite_bulks.rescore(bulk=first["id"], return_pooled_hidden_states=True)
     await sqlite_bulks.stop_workers()
     await sqlite_bulks.start_worker(tiny=ModelConfig(source=MODELS["tiny"].source, max_tokens=99))
     changed = await sqlite_bulks.rescore(bulk=first["id"])
@@ -71,8 +56,10 @@ async def test_jobs_and_filters_are_scored_again(sqlite_bulks: Bulks) -> None:
     for job_id in ids:
         await get(f"/v1/jobs/{job_id}?wait=10")
 
-    by_ids = await sqlite_bulks.rescore(jobs=[*ids, f"job_{'0' * 32}"], model="other")
-    by_filter = await sqlite_bulks.rescore(filter={"metadata.set": "a", "state": "succeeded"})
+    by_ids = await sqlite_bulks.rescore(source={"jobs": [*ids, f"job_{'0' * 32}"]}, model="other")
+    by_filter = await sqlite_bulks.rescore(
+        source={"filter": {"metadata.set": "a", "state": "succeeded"}}
+    )
     results = await sqlite_bulks.results(by_ids["id"])
 
     assert [line["custom_id"] for line in results[:2]] == ids
@@ -88,17 +75,20 @@ async def test_what_cannot_be_scored_again(sqlite_bulks: Bulks) -> None:
     post = sqlite_bulks.service.post
     await sqlite_bulks.service.report_ready()
     failed = await sqlite_bulks.run(b"x\n")
+    bulk = {"bulk": failed["id"]}
     for body, status, param in (
-        ({}, 422, "bulk"),
-        ({"bulk": "x", "jobs": []}, 422, "bulk"),
-        ({"jobs": []}, 422, "jobs"),
-        ({"filter": {}}, 422, "filter"),
-        ({"filter": {"colour": "x"}}, 422, "filter"),
-        ({"filter": {"state": "x"}}, 422, "filter.state"),
-        ({"bulk": failed["id"], "parameters": {"items": []}}, 422, "parameters.items"),
-        ({"bulk": failed["id"], "parameters": {"temperature": -1}}, 422, "parameters"),
-        ({"bulk": failed["id"]}, 409, None),
-        ({"bulk": f"blk_{'0' * 32}"}, 404, None),
+        ({}, 422, None),
+        ({"source": {}}, 422, "source"),
+        ({"source": {"bulk": "x", "jobs": []}}, 422, "source"),
+        ({"source": {"jobs": []}}, 422, "source.jobs"),
+        ({"source": {"filter": {}}}, 422, "source.filter"),
+        ({"source": {"filter": {"colour": "x"}}}, 422, "source.filter"),
+        ({"source": {"filter": {"state": "x"}}}, 422, "source.filter.state"),
+        ({"source": {"colour": "x"}}, 422, "source"),
+        ({"source": bulk, "items": []}, 422, "items"),
+        ({"source": bulk, "temperature": -1}, 422, "temperature"),
+        ({"source": bulk}, 409, None),
+        ({"source": {"bulk": f"blk_{'0' * 32}"}}, 404, None),
     ):
         answer = await post("/v1/rescore", body)
         assert answer.status == status, (body, answer.body)
@@ -109,7 +99,7 @@ async def test_scores_that_were_deleted_are_not_found(sqlite_bulks: Bulks) -> No
     """A deleted bulk's scores are gone from the cache: everything runs."""
     await sqlite_bulks.start_worker()
     first = await sqlite_bulks.run(rows(5))
-    await wait_until_indexed(sqlite_bulks, first["id"])
+    await sqlite_bulks.wait_until_indexed(first["id"])
     await sqlite_bulks.service.request("DELETE", f"/v1/bulks/{first['id']}")
 
     assert (await sqlite_bulks.run(rows(5)))["counts"]["from_cache"] == 0
@@ -121,9 +111,7 @@ async def test_bulks_and_jobs_are_compared(sqlite_bulks: Bulks) -> None:
     get = sqlite_bulks.service.get
     first = await sqlite_bulks.run(rows(600), cache="off")
     same = await sqlite_bulks.rescore(bulk=first["id"], cache="off")
-    soft = await sqlite_bulks.rescore(
-        bulk=first["id"], cache="off", parameters={"apply_softmax": True}
-    )
+    soft = await sqlite_bulks.rescore(bulk=first["id"], cache="off", apply_softmax=True)
     more = await sqlite_bulks.run([*rows(600), {"custom_id": "x", "item": "x"}])
     strange = await sqlite_bulks.run([{"custom_id": "x", "item": "x"}])
 
@@ -136,6 +124,7 @@ async def test_bulks_and_jobs_are_compared(sqlite_bulks: Bulks) -> None:
     assert equal["max_difference"] == equal["mean_difference"] == equal["flips"] == 0
     assert equal["rank_correlation"] == [1.0, 1.0]
     assert equal["receipt"] == {}
+    assert equal["labels"] == ["negative", "positive"]
     assert changed["receipt"]["activation"] == ["none", "softmax"]
     assert changed["flips"] == 0  # softmax keeps the order
     assert 0 < changed["rank_correlation"][0] < 1
@@ -151,5 +140,47 @@ async def test_bulks_and_jobs_are_compared(sqlite_bulks: Bulks) -> None:
     for job_id in (a, b):
         await get(f"/v1/jobs/{job_id}?wait=10")
     jobs = (await get(f"/v1/jobs/{a}/compare/{b}")).json
+    assert jobs["labels"] == ["negative", "positive"]
     assert jobs["items"] == 2
     assert "activation" in jobs["receipt"]
+
+
+async def test_what_still_runs_is_not_compared(sqlite_bulks: Bulks) -> None:
+    """Half a bulk beside a whole one would say little: 409, and it may be asked again."""
+    await sqlite_bulks.service.report_ready()
+    first, second = await sqlite_bulks.start(rows(2)), await sqlite_bulks.start(rows(2))
+    answer = await sqlite_bulks.service.get(f"/v1/bulks/{first}/compare/{second}")
+
+    assert answer.status == 409
+    assert answer.json["code"] == "result_not_ready"
+
+
+async def test_a_batch_is_scored_again(sqlite_bulks: Bulks) -> None:
+    """A batch of OpenAI's routes is a source like any bulk."""
+    await sqlite_bulks.start_worker()
+    lines = [batch_line(f"r{n}", model="tiny", items=[f"text {n}"]) for n in range(5)]
+    file_id = await sqlite_bulks.upload(render(lines))
+    body = {"input_file_id": file_id, "endpoint": "/v1/score", "completion_window": "24h"}
+    batch = (await sqlite_bulks.service.post("/v1/batches", body)).json
+    await sqlite_bulks.wait(batch["id"])
+    await sqlite_bulks.wait_until_indexed(batch["id"])
+
+    again = await sqlite_bulks.rescore(source={"batch": batch["id"]})
+    other = await sqlite_bulks.rescore(source={"batch": batch["id"]}, model="other")
+
+    assert again["counts"]["from_cache"] == 5
+    assert other["counts"]["from_cache"] == 0
+    assert other["counts"]["scored"] == 5
+
+
+async def test_a_cancelled_run_is_known_to_the_cache(sqlite_bulks: Bulks) -> None:
+    """What a cancelled bulk scored need not run again."""
+    await sqlite_bulks.start_worker()
+    bulk_id = await sqlite_bulks.start(rows(600))
+    while (await sqlite_bulks.get(bulk_id))["counts"]["scored"] < 512:
+        pass
+    await sqlite_bulks.service.post(f"/v1/bulks/{bulk_id}/cancel", {})
+    await sqlite_bulks.wait(bulk_id)
+    await sqlite_bulks.wait_until_indexed(bulk_id)
+
+    assert (await sqlite_bulks.run(rows(600)))["counts"]["from_cache"] >= 512

@@ -36,6 +36,11 @@ class _Server:
         self._process.send_signal(number)
         self._process.wait(20)
 
+    @property
+    def pid(self) -> int:
+        """The process id of the last start."""
+        return self._process.pid
+
     def stop(self) -> None:
         """Stop it if it runs."""
         self._running.close()

@@ -113,10 +113,12 @@ async def test_no_connection_is_left(server: PostgresServer, rig: Rig) -> None:
     address = f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
     await rig.bench.database.close()  # its pool is empty
     taken = [await asyncpg.connect(address)]
-    while await taken[0].fetchval(_CUT_OURS):  # whatever the service's pool holds is cut
+    ours = 1
+    while ours:
         with contextlib.suppress(asyncpg.PostgresError):
             while True:
                 taken.append(await asyncpg.connect(address))
+        ours = await taken[0].fetchval(_CUT_OURS)  # whatever the service's pool holds is cut
     answer = await rig.service.post("/v1/jobs", {"model": "tiny", "items": ["a"]})
     ready = await rig.service.get("/readyz")
     for connection in taken:
@@ -144,7 +146,7 @@ async def test_half_open_connections(rig: Rig, proxy: Proxy) -> None:
     print(f"half-open PostgreSQL: {took_s:.1f} s")  # noqa: T201
     assert states == {JobState.SUCCEEDED}
     assert rows[0].n == 0
-    assert took_s < 60
+    assert took_s < 15
 
 
 async def run_sql_apart(server: PostgresServer, statement: str) -> None:

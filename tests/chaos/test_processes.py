@@ -1,8 +1,7 @@
-"""Real worker processes: stalled, told to stop at random, skewed, poisoned, on a full disk."""
+"""Real worker processes: stalled, skewed, poisoned, on a full disk."""
 
 import asyncio
 import contextlib
-import random
 import shutil
 import signal
 import subprocess
@@ -156,28 +155,6 @@ async def test_a_worker_stopped_beyond_its_lease_is_fenced(apart: Setting) -> No
     assert found.is_clean, found
     stale = {line.split()[0] for line in apart.ledger("a").read_text().splitlines()}
     assert stale & {row.id for row in rows if row.attempt == 2}
-
-
-@pytest.mark.timeout(400)
-async def test_twenty_sigterms_at_random_moments(setting: Setting) -> None:
-    """Each drains and exits with 0; nothing is lost, nothing runs into a crash count."""
-    chance = random.Random(11)  # noqa: S311  # a seed, not a secret
-    ids: list[str] = []
-    codes = []
-    for number in range(20):
-        ids += await setting.submit(*([f"{number} {n}"] for n in range(15)))
-        with setting.start() as process:
-            await setting.at_work()
-            await asyncio.sleep(chance.uniform(0, 0.1))
-            process.terminate()
-            codes.append(await asyncio.to_thread(process.wait, 60))
-    with setting.start():
-        rows = await setting.wait(ids)
-
-    assert codes == [0] * 20
-    assert {row.state for row in rows} == {JobState.SUCCEEDED}
-    assert {row.crash_count for row in rows} == {0}
-    assert await setting.events(ids) == {1}
 
 
 @pytest.mark.parametrize("skew", ["+10s", "-10s"])

@@ -1,6 +1,8 @@
 """Whatever Redis does: submits answer 202 throughout, and every job finishes."""
 
 import asyncio
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,10 +12,12 @@ import pytest
 import redis
 
 from contract.jobs import JobState
+from storage.queue import Queue
 from tests.chaos.proxy import Proxy, run_proxy
 from tests.chaos.rig import Rig, open_rig, through
 from tests.chaos.servers import RedisServer, run_redis
 from tests.worker.harness import run_worker
+from worker.listener import listen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -133,3 +137,50 @@ async def test_jobs_finish_whatever_redis_does(
     )
     assert {row.state for row in rows} == {JobState.SUCCEEDED}
     assert submitted_s < 10
+
+
+async def test_half_open_connections_are_noticed(broken: Broken) -> None:
+    """Whoever only listens, and whoever polls, hears again within seconds; so do new senders."""
+    url = through(broken.proxy, broken.server.url)
+    heard, hinted = asyncio.Event(), asyncio.Event()
+
+    async def hear(queue: Queue) -> None:
+        async with contextlib.aclosing(queue.finished()) as finished:
+            async for _ in finished:
+                heard.set()
+
+    async def take(_job_id: str) -> None:
+        hinted.set()
+
+    async def time_until(event: asyncio.Event, say: Callable[[], Awaitable[object]]) -> float:
+        started_at = time.monotonic()
+        event.clear()
+        async with asyncio.timeout(20):
+            while not event.is_set():
+                await say()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), 0.1)
+        return time.monotonic() - started_at
+
+    near, far = Queue(url), Queue(broken.server.url)
+    numbers = itertools.count()
+    says: dict[str, tuple[asyncio.Event, Callable[[], Awaitable[object]]]] = {
+        "listener": (heard, lambda: far.publish_finished(["job_1"])),
+        "worker": (hinted, lambda: far.hint([f"job_{next(numbers)}:0:m"])),
+        "sender": (heard, lambda: near.publish_finished(["job_1"])),
+    }
+    tasks = [asyncio.create_task(hear(near)), asyncio.create_task(listen(near, "m", take))]
+    try:
+        for event, say in says.values():
+            await time_until(event, say)
+        broken.proxy.freeze()
+        took = await asyncio.gather(*(time_until(event, say) for event, say in says.values()))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await near.close()
+        await far.close()
+
+    print("half-open Redis:", dict(zip(says, took, strict=True)))  # noqa: T201
+    assert max(took) < 8

@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from contract.errors import InvalidRequestError, SettingsError
-from contract.models import ModelDescription, ScoringPath, check_request, parse_models
+from contract.models import (
+    ModelDescription,
+    ScoringPath,
+    check_request,
+    list_refusals,
+    parse_models,
+)
 from contract.scores import Activation, Determinism, Mode, ScoreRequest, Truncation
 
 
@@ -27,6 +33,7 @@ def _model(path: ScoringPath, **fields: Any) -> ModelDescription:
 CAUSAL = _model(ScoringPath.CAUSAL, vocabulary=100)
 HALF = msgspec.structs.replace(CAUSAL, dtype="bfloat16")
 ONE_LABEL = _model(ScoringPath.CLASSIFICATION, label_count=1)
+BRANCHES = {"label_token_ids", "multi_token", "loglikelihood", "return_token_logprobs"}
 TWO_LABELS = _model(ScoringPath.CLASSIFICATION, label_count=2)
 
 
@@ -138,3 +145,24 @@ def test_what_a_model_can_do_passes(
 ) -> None:
     """Labels given to a classifier are ignored with a warning, not refused."""
     assert len(check_request(ScoreRequest(items=["a"], **fields), model)) == warnings
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        (CAUSAL, {"activation"}),
+        (HALF, {"activation", "determinism"}),
+        (ONE_LABEL, {"apply_softmax", *BRANCHES}),
+        (TWO_LABELS, BRANCHES),
+    ],
+)
+def test_what_a_model_refuses_is_found_by_asking(
+    model: ModelDescription, refused: set[str]
+) -> None:
+    """Each thing that this model does not do, with what a request for it would be told."""
+    found = list_refusals(lambda request: check_request(request, model))
+
+    assert found.keys() == refused
+    assert all("m" in reason for reason in found.values())
+    if "apply_softmax" in refused:
+        assert "constant 1.0" in found["apply_softmax"]

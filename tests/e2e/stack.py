@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,7 @@ class Stack:
     models: Mapping[str, Mapping[str, Any]]
     database_url: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    api: Sequence[str] = ("api",)
 
     def __post_init__(self) -> None:
         self._started: list[asyncio.subprocess.Process] = []
@@ -86,7 +87,8 @@ class Stack:
         migrating = await self.start("storage.migrating")
         if await migrating.wait() != 0:
             raise RuntimeError(self.log)
-        self.api_pid = (await self.start("api")).pid
+        self.api_process = await self.start(*self.api)
+        self.api_pid = self.api_process.pid
         await self.wait_for("/healthz")
         return self
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.engine.helpers import assert_close, draw_ids, logits_of, make_request, score
 from tests.reference import Reference
-from worker.engine import packing
+from worker.engine import attention, packing
 from worker.engine.plan import plan_batch
 from worker.engine.scorer import ModelScorer
 from worker.engine.seam import Sequence
@@ -46,7 +46,7 @@ def test_attention_equals_a_dense_mask(
     softcap: float | None, window: int | None, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Grouped queries, three levels, equal and unequal lengths, in parts or at once."""
-    monkeypatch.setattr(packing, "_SCORE_ELEMENTS", elements)
+    monkeypatch.setattr(attention, "_SCORE_ELEMENTS", elements)
     ids = np.arange(40, dtype=np.int32)
     branches = (ids[:4], ids[:2], ids[:1], ids[5:9])
     layout = plan_batch(

@@ -1,6 +1,7 @@
 """Canaries, adapters, quantisation, device maps, and the device's errors as ours."""
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from contract.errors import DeviceLostError, ModelLoadError, OutOfMemoryError
@@ -54,12 +56,71 @@ class TestLibraries:
         with pytest.raises(ModelLoadError, match="8bit, 4bit"):
             load_model("tiny", ModelConfig(source=str(folder_of(LLAMA)), quantization="2bit"))
 
+    def test_tensor_parallel(self, folder_of: Folders) -> None:
+        """A tensor parallel plan is refused with what is supported instead."""
+        entry = ModelConfig(source=str(folder_of(LLAMA)), tp_plan="auto")
+
+        with pytest.raises(ModelLoadError, match=r"one process .* set device_map = \"auto\""):
+            load_model("tiny", entry)
+
     def test_quantization_arguments(self) -> None:
         """The entry's word becomes transformers' own config, on the devices it chooses."""
-        found = adapters.choose_placement(ModelConfig(source="s", quantization="4bit"))
+        entry = ModelConfig(source="s", quantization="4bit")
+        found = adapters.choose_placement(entry, "cuda:1", quantized=False)
 
         assert found["quantization_config"].load_in_4bit
-        assert found["device_map"] == "auto"
+        assert found["device_map"] == {"": "cuda:1"}
+
+    @pytest.mark.parametrize(
+        ("stored", "entry", "match"),
+        [
+            ({"quant_method": "gptq", "bits": 4}, {}, r"optimum"),
+            ({"quant_method": "compressed-tensors"}, {}, r"compressed-tensors"),
+            ({"quant_method": "of_my_own"}, {}, r"'of_my_own' is not known"),
+            ({"bits": 4}, {}, r"None is not known"),
+            ({"quant_method": "awq"}, {"quantization": "8bit"}, r"quantized already \(awq\)"),
+        ],
+    )
+    def test_quantized_checkpoint(
+        self,
+        stored: dict[str, Any],
+        entry: dict[str, Any],
+        match: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A checkpoint's own quantisation is honoured or refused by name, never passed over."""
+        monkeypatch.setattr(adapters, "check_libraries", lambda *_: None)
+        folder = make_tiny(tmp_path / "m", LLAMA)
+        config = folder / "config.json"
+        raw = json.loads(config.read_text())
+        config.write_text(json.dumps(raw | {"quantization_config": stored}))
+
+        with pytest.raises(ModelLoadError, match=match):
+            load_model("tiny", ModelConfig(source=str(folder), **entry))
+
+    @pytest.mark.parametrize("bits", [8, 4])
+    def test_quantized(self, bits: int, folder_of: Folders, scorer_of: Scorers) -> None:
+        """Where bitsandbytes is installed: plain transformers' quantised scores, not the plain."""
+        pytest.importorskip("bitsandbytes")
+        items = draw_ids(5, 20)
+        folder = folder_of(LLAMA)
+        library: Any = transformers
+        plain = library.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            quantization_config=library.BitsAndBytesConfig(**{f"load_in_{bits}bit": True}),
+            device_map={"": "cpu"},
+            dtype=torch.float32,
+        )
+        with torch.no_grad():
+            states = [plain.model(torch.tensor([item])).last_hidden_state[0, -1] for item in items]
+            expected = torch.stack([plain.score(state) for state in states]).numpy()
+
+        entry = ModelConfig(source=str(folder), quantization=f"{bits}bit")
+        found = logits_of(score(load_model("q", entry), items=items))
+
+        assert_close(found, expected, tolerance=1e-3)
+        assert np.abs(found - logits_of(score(scorer_of(LLAMA), items=items))).max() > 1e-3
 
     def test_device_map(self, folder_of: Folders, scorer_of: Scorers) -> None:
         """A model placed by a device map gives the same scores."""

@@ -48,6 +48,15 @@ class TestPresets:
         found = score(plain, items=["a"], label_token_ids=[5])
         assert found.receipt["template"] is None
 
+    def test_refusals(self, scorer_of: Scorers) -> None:
+        """The description says what a template leaves no room for; without one it says nothing."""
+        templated = scorer_of(QWEN, entry={"template": "qwen3-reranker"}).description
+        plain = scorer_of(QWEN).description
+
+        assert plain.refusals.keys() == {"activation"}
+        assert templated.refusals.keys() == {"activation", "item_first", "loglikelihood"}
+        assert "template" in templated.refusals["loglikelihood"]
+
     @pytest.mark.parametrize("preset", PRESETS)
     def test_prompt(self, preset: str, scorer_of: Scorers, reference_of: References) -> None:
         """The model card's words, tokenised as one string; the receipt names the preset."""

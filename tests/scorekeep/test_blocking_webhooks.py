@@ -7,7 +7,7 @@ import pytest
 from contract.endpoints import EndpointUpdate
 from contract.errors import InvalidRequestError
 from scorekeep import Client
-from scorekeep.blocking_webhooks import BlockingWebhooks
+from scorekeep.blocking import BlockingWebhooks
 from scorekeep.webhooks import Webhooks
 from tests.scorekeep.scripted import JOB_ID, Script
 from tests.scorekeep.test_webhook_commands import (

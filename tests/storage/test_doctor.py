@@ -9,6 +9,7 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.doctor import Diagnosis, examine, main
 from storage.events import list_events
+from storage.files import finish_file, list_files, part_key, start_file
 from storage.forgetting import delete_job
 from storage.jobs import get_job
 from tests.storage.factories import claim, complete, run_sql, submit
@@ -123,3 +124,82 @@ def test_the_command_prints_what_it_finds(
     assert codes == [1, 0, 0]
     assert "bytes without rows: 1 (repaired)" in printed
     assert main([]) == 2
+
+
+async def _add_bulk(database: Database, *, open_jobs: int) -> None:
+    """A bulk ``b`` with one chunk at line 0."""
+    columns = "tenant, kind, state, endpoint, source, options, metadata"
+    zeroes = "total_lines, refused_lines, ingested_lines, ingested_items, indexed_lines, attempt"
+    await run_sql(
+        database,
+        f"INSERT INTO bulks (id, created_at, {columns}, {zeroes})"  # noqa: S608
+        " VALUES ('b', 0, 't', 'bulk', 'running', '', '', '', '{}', 1, 0, 1, 2, 0, 1)",
+    )
+    tally = "lines_completed, lines_failed, lines_cancelled, scored, failed, cancelled"
+    tally += ", from_cache, tokens, estimated_tokens"
+    await run_sql(
+        database,
+        "INSERT INTO bulk_chunks (bulk_id, first_line, line_count, first_item, item_count, lines,"  # noqa: S608
+        f" sources, open_jobs, {tally})"
+        f" VALUES ('b', 0, 1, 0, 2, :raw, :raw, {open_jobs}, 0, 0, 0, 0, 0, 0, 0, 0, 0)",
+        raw=b"",
+    )
+
+
+async def test_a_bulk_counts_a_job_once_that_is_scored_again(
+    database: Database, blob_store: BlobStore
+) -> None:
+    """The repair takes back what was counted; after the second end all is as after the first."""
+    await _add_bulk(database, open_jobs=1)
+    (row,) = await submit(database, count=1)
+    await run_sql(database, "UPDATE jobs SET bulk_id = 'b', bulk_chunk = 0, bulk_lines = 1")
+    await complete(
+        database,
+        await claim(database),
+        await blob_store.put("a", b"x" * 100),
+        result=b'{"errors":[]}',
+    )
+    counts = "SELECT open_jobs, lines_completed, scored, tokens FROM bulk_chunks"
+    (first,) = await run_sql(database, counts)
+    await blob_store.delete(["a"])
+
+    found = await _examine(database, blob_store, repair=True)
+    (again,) = await run_sql(database, counts)
+    await complete(
+        database,
+        await claim(database),
+        await blob_store.put("b", b"x" * 100),
+        result=b'{"errors":[]}',
+    )
+    (second,) = await run_sql(database, counts)
+
+    assert found.rows_without_bytes == [row.id]
+    assert tuple(first) == (0, 1, 2, 7)
+    assert tuple(again) == (1, 0, 0, 0)
+    assert tuple(second) == tuple(first)
+    assert (await _examine(database, blob_store, repair=True)).chunks_that_disagree == []
+
+
+async def test_files_and_chunks_are_made_to_agree(
+    database: Database, blob_store: BlobStore
+) -> None:
+    """A file with a part missing is no file; a chunk that waits for jobs that are not, does not."""
+    await _add_bulk(database, open_jobs=3)
+    async with database.transaction() as tx:
+        whole = await start_file(tx, "t", filename="f", purpose="batch", part_bytes=4)
+        torn = await start_file(tx, "t", filename="f", purpose="batch", part_bytes=4)
+        for file_id in (whole, torn):
+            await finish_file(tx, file_id, purpose="batch", size_bytes=6, sha256="")
+    for key in (part_key(whole, 0), part_key(whole, 1), part_key(torn, 0)):
+        await blob_store.put(key, b"1234")
+
+    found = await _examine(database, blob_store, repair=True)
+
+    assert found.files_without_bytes == [torn]
+    assert found.chunks_that_disagree == ["b/0"]
+    assert (await _examine(database, blob_store)).is_clean
+    assert (await run_sql(database, "SELECT open_jobs FROM bulk_chunks"))[0].open_jobs == 0
+    async with database.snapshot() as tx:
+        assert [
+            file.id for file in await list_files(tx, "t", purpose=None, after=None, limit=9)
+        ] == [whole]

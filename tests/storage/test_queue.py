@@ -52,6 +52,21 @@ async def test_hints_reach_an_arq_worker(queue: Queue, redis_url: str) -> None:
     assert left <= {b"arq:queue:m:health-check"}
 
 
+async def test_a_closed_queue_opens_nothing(redis_url: str) -> None:
+    """Whether a command comes after the end or is on its way to Redis at the end."""
+    queue = Queue(redis_url)
+    hinting = asyncio.create_task(queue.hint(["job_a:0:m"]))
+    await asyncio.sleep(0)
+    await queue.close()
+
+    assert not await hinting
+    assert not await queue.hint(["job_b:0:m"])
+    with pytest.raises(UnavailableError):
+        await queue.check()
+    with redis.Redis.from_url(redis_url) as client:
+        assert len(client.client_list()) == 1
+
+
 async def test_many_hints_travel_together(queue: Queue) -> None:
     """More than one pipeline holds, in far less than a round trip each."""
     assert await queue.hint([f"job_{number}:0:m" for number in range(1200)])

@@ -75,6 +75,25 @@ async def test_a_hint_arrives_once(redis_url: str) -> None:
     assert sorted(ear.heard) == ["job_1", "job_2"]
 
 
+async def test_a_listener_that_is_stopped_twice_closes_its_connections(redis_url: str) -> None:
+    """A model that fails its canary while the worker stops: the second stop skips nothing."""
+    ear = Ear()
+    queue = Queue(redis_url)
+    task = asyncio.create_task(listen(queue, "m", ear.take))
+    await queue.hint(["job_1:0:m"])
+    await ear.wait_for("job_1")
+    await queue.close()
+
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([task], timeout=20)
+
+    assert task.cancelled()
+    with redis.Redis.from_url(redis_url) as client:
+        assert [entry["cmd"] for entry in client.client_list()] == ["client|list"]
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_redis_comes_back_empty(how: signal.Signals) -> None:
     """A Redis that was stopped or killed, and lost everything: hints are heard again."""

@@ -17,9 +17,12 @@ from contract.models import ModelConfig, ModelState, ModelStatus
 from contract.results import StoredResult
 from contract.scores import ItemError, ScoreRequest
 from storage import claims, workers
+from storage.counters import read_counts
+from storage.events import list_events
 from tests.worker.harness import Bench, heed, run_worker
 from tests.worker.scorers import ArithmeticScorer
-from worker.engine.seam import Budget, JobScores, PreparedJob, Reading
+from worker.batcher import MicroBatcher, Submission, Ticket
+from worker.engine.seam import Budget, JobScores, PreparedJob, Reading, Scorer
 from worker.loading import Engine
 from worker.main import Worker
 from worker.scoring import DEVICE_LOST_EXIT
@@ -230,6 +233,30 @@ async def test_run_timeout_ends_the_job(settings: Settings, bench: Bench) -> Non
     assert other.state is JobState.SUCCEEDED
 
 
+async def test_run_timeout_does_not_wait_for_the_batch(settings: Settings, bench: Bench) -> None:
+    """A neighbour holds the device: the end is there when the time is over, and stays."""
+    scorer = ArithmeticScorer()
+    scorer.gate = threading.Event()
+    [timed] = await bench.submit([[1]], run_timeout_s=0.1, hinted=False)
+    [untimed] = await bench.submit([[2]], hinted=False)
+    async with run_worker(settings, scorer):
+        [row] = await bench.wait(timed)
+        meanwhile = await bench.get(untimed)
+        scorer.gate.set()
+        [other] = await bench.wait(untimed)
+    later = await bench.get(timed)
+    async with bench.database.snapshot() as tx:
+        counts = await read_counts(tx)
+        events = await list_events(tx, timed)
+
+    assert bench.problem(row).code == "deadline_exceeded"
+    assert sorted(scorer.batches[0]) == [[1], [2]]
+    assert meanwhile.state is JobState.RUNNING
+    assert other.state is JobState.SUCCEEDED
+    assert (later.version, later.tensors, len(events)) == (row.version, [], 1)
+    assert counts.get("fenced_writes", 0) == 0
+
+
 async def test_drain_finishes_the_batch_in_flight(settings: Settings, bench: Bench) -> None:
     """What is on the device is stored, the rest is queued again with nothing held against it."""
     scorer = ArithmeticScorer()
@@ -303,7 +330,25 @@ async def test_a_lost_device_ends_the_process_and_loses_no_job(
     assert (row.state, row.crash_count) == (JobState.QUEUED, 0)
 
 
-async def test_bulk_does_not_starve_interactive(settings: Settings, bench: Bench) -> None:
+@pytest.fixture
+def urgent_arrived(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when an interactive job waits for the device."""
+    arrived = asyncio.Event()
+    submit = MicroBatcher.submit
+
+    def watch(batcher: MicroBatcher, scorer: Scorer, tickets: Sequence[Ticket]) -> Submission:
+        submission = submit(batcher, scorer, tickets)
+        if any(ticket.lane is Lane.INTERACTIVE for ticket in tickets):
+            arrived.set()
+        return submission
+
+    monkeypatch.setattr(MicroBatcher, "submit", watch)
+    return arrived
+
+
+async def test_bulk_does_not_starve_interactive(
+    settings: Settings, bench: Bench, urgent_arrived: asyncio.Event
+) -> None:
     """While bulk fills the device, an interactive job is claimed and overtakes."""
     scorer = ArithmeticScorer()
     scorer.gate = threading.Event()
@@ -311,12 +356,35 @@ async def test_bulk_does_not_starve_interactive(settings: Settings, bench: Bench
     async with run_worker(settings, scorer):
         await asyncio.to_thread(scorer.entered.acquire)
         [urgent] = await bench.submit([[5]], lane=Lane.INTERACTIVE)
-        await bench.wait_until_claimed(urgent)
+        await asyncio.wait_for(urgent_arrived.wait(), 20)
         scorer.gate.set()
         await bench.wait(urgent, *bulk)
 
     position = next(n for n, batch in enumerate(scorer.batches) if [5] in batch)
-    assert position <= 2
+    assert position == 1
+
+
+async def test_a_claim_of_many_batches_delays_nobody(
+    settings: Settings, bench: Bench, urgent_arrived: asyncio.Event
+) -> None:
+    """A fast model's worker claims eight batches of bulk at once; what is urgent waits for one."""
+    scorer = ArithmeticScorer()
+    async with run_worker(settings, scorer):
+        await bench.wait(*await bench.submit([[1] * 4000]))  # now it is known to be fast
+        scorer.gate = threading.Event()
+        bulk = await bench.submit(*[[[1] * 4000] for _ in range(12)], lane=Lane.BULK)
+        await asyncio.to_thread(scorer.entered.acquire)
+        await asyncio.to_thread(scorer.entered.acquire)
+        begun = len(scorer.batches)
+        claimed = [job for job in bulk if (await bench.get(job)).attempt > 0]
+        [urgent] = await bench.submit([[5]], lane=Lane.INTERACTIVE)
+        await asyncio.wait_for(urgent_arrived.wait(), 20)
+        scorer.gate.set()
+        await bench.wait(urgent, *bulk)
+
+    position = next(n for n, batch in enumerate(scorer.batches) if [5] in batch)
+    assert len(claimed) >= 8
+    assert position == begun
 
 
 async def test_the_worker_publishes_itself_again(settings: Settings, bench: Bench) -> None:

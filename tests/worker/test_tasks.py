@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -25,7 +27,7 @@ from worker.deadlines import HardDeadline
 from worker.engine.encoding import encode
 from worker.leases import LeaseKeeper
 from worker.stores import Stores
-from worker.tasks import Tasks, Work
+from worker.tasks import Conclusion, Tasks, Work
 
 
 class FaultyDatabase(Database):
@@ -343,3 +345,63 @@ async def test_a_full_disk(small_disk: Path, settings: Settings, bench: Bench) -
     bench.blobs = BlobStore.open(full.blobs)
     assert (await bench.scores(row))[2999] == [2999]
     assert len(list_files(small_disk)) == 1
+
+
+async def test_a_job_that_was_scored_in_time_does_not_fail_with_its_batch(bench: Bench) -> None:
+    """Its time passes while a neighbour is on the device: its scores are stored then."""
+    rig = Rig(bench)
+    gate = threading.Event()
+
+    def fault(batch: list[list[int]]) -> None:
+        if batch[0][0] == 2:
+            assert gate.wait(20)
+
+    rig.scorer = ArithmeticScorer(fault=fault)
+    [timed] = await bench.submit([[1] * 3001], run_timeout_s=0.2)
+    [untimed] = await bench.submit([[2] * 3000])
+    works = await rig.tasks.prepare(rig.scorer, await rig.claim())
+    scoring = asyncio.create_task(rig.tasks.score(rig.scorer, works))
+    [early] = await bench.wait(timed)
+    meanwhile = await bench.get(untimed)
+    gate.set()
+    await scoring
+    await rig.tasks.store(await rig.tasks.conclude(rig.scorer, works))
+    [late] = await bench.wait(untimed)
+    again = await bench.get(timed)
+    rig.batcher.stop()
+
+    assert early.state is JobState.SUCCEEDED
+    assert meanwhile.state is JobState.RUNNING
+    assert late.state is JobState.SUCCEEDED
+    assert await bench.scores(again) == [[3001.0]]
+    assert (again.blob_key, again.version) == (early.blob_key, early.version)
+    assert again.blob_key != late.blob_key
+    assert rig.tasks.counts.fenced == 0
+
+
+async def test_an_end_that_cannot_be_written_in_time_is_written_with_the_batch(
+    bench: Bench, settings: Settings
+) -> None:
+    """The store is away for as long as the lease lasts: the batch writes both ends afterwards."""
+    rig = Rig(bench)
+    gate = threading.Event()
+    rig.scorer.gate = gate
+    [timed] = await bench.submit([[1]], run_timeout_s=0.05)
+    works = await rig.tasks.prepare(rig.scorer, await rig.claim())
+    store, faults = rig.tasks.store, [StoreUnavailableError("away")]
+
+    async def fail_once(self: Tasks, conclusion: Conclusion) -> None:
+        if faults:
+            raise faults.pop()
+        await store(conclusion)
+
+    with mock.patch.object(Tasks, "store", fail_once):
+        await rig.tasks.score(rig.scorer, works)
+    gate.set()
+    before = await bench.get(timed)
+    await rig.tasks.store(await rig.tasks.conclude(rig.scorer, works))
+    [row] = await bench.wait(timed)
+    rig.batcher.stop()
+
+    assert before.state is JobState.RUNNING
+    assert bench.problem(row).code == "deadline_exceeded"

@@ -10,18 +10,26 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig
 from worker.engine.foreign import Model
 
-__all__ = ["check_libraries", "choose_placement", "is_placed", "merge_adapter"]
+__all__ = ["check_libraries", "check_quantization", "choose_placement", "merge_adapter"]
 
 _QUANTIZATIONS = {"8bit": {"load_in_8bit": True}, "4bit": {"load_in_4bit": True}}
 
 
 def check_libraries(name: str, config: ModelConfig) -> None:
-    """Raise ``ModelLoadError`` where the entry needs a library that is not installed."""
+    """Raise ``ModelLoadError`` where the entry needs what is not installed, or not supported."""
+    if config.tp_plan is not None:
+        message = (
+            f"{name}: tp_plan is not supported: a tensor-parallel forward needs one process for "
+            "each GPU, all in step, and a worker is one process; for a model that is larger than "
+            'one GPU set device_map = "auto" instead'
+        )
+        raise ModelLoadError(message)
     if config.quantization is not None and config.quantization not in _QUANTIZATIONS:
         message = f'{name}: quantization = "{config.quantization}" is not one of 8bit, 4bit'
         raise ModelLoadError(message)
@@ -36,16 +44,36 @@ def check_libraries(name: str, config: ModelConfig) -> None:
             raise ModelLoadError(message)
 
 
-def is_placed(config: ModelConfig) -> bool:
-    """Whether loading itself puts the model on its devices."""
-    return config.device_map is not None or config.quantization is not None
+def check_quantization(name: str, config: ModelConfig, stored: object) -> None:
+    """Raise ``ModelLoadError`` where a checkpoint's own quantisation is unknown, or a second one.
+
+    ``stored`` is its config's entry; transformers passes over one that it does not know.
+    """
+    if stored is None:
+        return
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        message = f"{name}: the checkpoint's quantization method {method!r} is not known"
+        raise ModelLoadError(message)
+    if config.quantization is not None:
+        message = (
+            f"{name}: the checkpoint is quantized already ({method}); leave quantization = "
+            f'"{config.quantization}" out'
+        )
+        raise ModelLoadError(message)
 
 
-def choose_placement(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments of ``from_pretrained`` for quantisation and device map."""
+def choose_placement(config: ModelConfig, device: str, *, quantized: bool) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` for quantisation and device map.
+
+    What is quantised, by its checkpoint or by the entry, cannot be moved afterwards: it is loaded
+    where it stays.
+    """
     arguments: dict[str, Any] = {}
-    if is_placed(config):
-        arguments["device_map"] = config.device_map or "auto"
+    if config.device_map is not None:
+        arguments["device_map"] = config.device_map
+    elif quantized or config.quantization is not None:
+        arguments["device_map"] = {"": device}
     if config.quantization is not None:
         kind: Any = transformers.BitsAndBytesConfig
         arguments["quantization_config"] = kind(**_QUANTIZATIONS[config.quantization])

@@ -22,6 +22,7 @@ from worker.engine.network import Network
 from worker.engine.plan import plan_batch
 from worker.engine.pooling import Pooling
 from worker.engine.precision import held_in_float32
+from worker.engine.pruning import install_last_layer
 from worker.engine.seam import Floats, Ids, Sequence
 
 __all__ = ["TOLERANCES", "Examined", "examine"]
@@ -93,6 +94,9 @@ def _examine(model: Model, probes: list[Ids], *, causal: bool) -> Examined:
         reason = _try_sharing(examined, probes)
         if reason is not None:
             examined.refusals["shared_prefix"] = reason
+        reason = _try_pruning(examined, probes)
+        if reason is not None:
+            examined.refusals["last_layer_rows"] = reason
     else:
         examined.refusals["packing"] = reason
         examined.refusals["shared_prefix"] = reason
@@ -232,6 +236,35 @@ def _try_sharing(examined: Examined, probes: list[Ids]) -> str | None:
     if difference > TOLERANCES[stock.dtype]:
         return f"shared prefixes differ from whole sequences by {difference:.3g}"
     network.sharing = True
+    return None
+
+
+def _try_pruning(examined: Examined, probes: list[Ids]) -> str | None:
+    """Cut the last layer to the rows that are read where it gives the same, else say why not."""
+    network = examined.network
+    backbone = network.backbone
+    if examined.pooling not in (Pooling.LAST, Pooling.CLS):
+        return "the head reads whole sequences"
+    if not install_last_layer(backbone.module):
+        return "the last layer is not one of a list of layers"
+    prefix = probes[0][:_SHARED]
+    together = [
+        _sequence(np.concatenate([prefix, ids]), group=b"probe", prefix=_SHARED) for ids in probes
+    ]
+    layout = plan_batch([*together, *map(_sequence, probes)], sharing=network.sharing)
+    first = examined.pooling is Pooling.CLS
+    rows = np.unique([read.begin if first else read.row for read in layout.reads])
+    whole = backbone.run(layout, rows)
+    backbone.prunes = True
+    try:
+        cut = backbone.run(layout, rows)
+    except FAULTS as error:
+        backbone.prunes = False
+        return f"the last layer cannot be called with some rows: {explain(error)}"
+    difference = _compare(cut, whole) if cut.shape == whole.shape else float("inf")
+    if difference > TOLERANCES[whole.dtype]:
+        backbone.prunes = False
+        return f"the last layer's rows alone differ by {difference:.3g}"
     return None
 
 

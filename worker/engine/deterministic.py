@@ -14,8 +14,15 @@ import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError
-from contract.models import ModelConfig, ModelDescription, ScoringPath, check_request
-from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts
+from contract.models import (
+    ModelConfig,
+    ModelDescription,
+    ScoringPath,
+    check_request,
+    settle_activation,
+)
+from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts, Truncation
+from worker.engine.pairing import prepare_each_query
 from worker.engine.results import choose_activation, finish_job
 from worker.engine.seam import (
     Budget,
@@ -68,8 +75,11 @@ class DeterministicScorer:
 
     def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """See ``Scorer``; a label text's id is a hash of it."""
+        if request.queries is not None:
+            return prepare_each_query(request, self.prepare, within_s=within_s)
         model = self._description
         warnings = check_request(request, model)
+        request = settle_activation(request, model)
         causal = model.path is ScoringPath.CAUSAL
         names: list[Any] = [*model.labels]
         if causal:
@@ -84,7 +94,19 @@ class DeterministicScorer:
 
     def forward(self, sequences: Rows[Sequence]) -> list[Reading]:
         """See ``Scorer``; any thread."""
-        return [self._read(sequence) for sequence in sequences]
+        read = [sequence.ids.tobytes() for sequence in sequences]
+        rows = _hash_rows(read)
+        count = self._description.label_count
+        logsumexp = float(np.log(_VOCABULARY)) + 4.0
+        return [
+            Reading(
+                values=row[:count] if sequence.labels is None else _read_labels(ids, sequence),
+                logsumexp=logsumexp,
+                hidden=row if sequence.wants_hidden else None,
+                computed_tokens=len(sequence.ids),
+            )
+            for sequence, ids, row in zip(sequences, read, rows, strict=True)
+        ]
 
     def finish(self, prepared: PreparedJob, readings: Rows[Reading | ItemError]) -> JobScores:
         """See ``Scorer``."""
@@ -104,40 +126,24 @@ class DeterministicScorer:
     def _prepare_item(
         self, request: ScoreRequest, index: int, item: object, labels: tuple[int, ...]
     ) -> PreparedItem:
-        ids = _join(request, item)
-        limit = self._description.max_tokens
+        given = len(_join(request, item))
+        limit = min(
+            self._description.max_tokens, request.max_tokens or self._description.max_tokens
+        )
+        ids = _join(request, _cut(request, item, given - limit))
         if len(ids) > limit:
             problem = ItemError(
                 index, InputTooLongError.code, f"{len(ids)} tokens; the model's limit is {limit}"
             )
-            return PreparedItem(index, TokenCounts(len(ids), 0, 0), error=problem, labels=labels)
+            return PreparedItem(index, TokenCounts(given, 0, 0), error=problem, labels=labels)
         sequence = Sequence(
             ids=ids,
             cost_tokens=max(1, len(ids)),
             labels=np.array(labels, np.int32) if labels else None,
             wants_hidden=request.return_pooled_hidden_states,
         )
-        return PreparedItem(
-            index, TokenCounts(len(ids), len(ids), 0), sequence=sequence, labels=labels
-        )
-
-    def _read(self, sequence: Sequence) -> Reading:
-        numbers = _hash_numbers(sequence.ids.tobytes(), _HIDDEN)
-        if sequence.labels is None:
-            values = numbers[: self._description.label_count]
-        else:
-            values = np.concatenate(
-                [
-                    _hash_numbers(sequence.ids.tobytes() + b"|%d" % label, 1)
-                    for label in sequence.labels
-                ]
-            )
-        return Reading(
-            values=values,
-            logsumexp=float(np.log(_VOCABULARY)) + 4.0,
-            hidden=numbers if sequence.wants_hidden else None,
-            computed_tokens=len(sequence.ids),
-        )
+        tokens = TokenCounts(given, len(ids), given - len(ids))
+        return PreparedItem(index, tokens, sequence=sequence, labels=labels)
 
 
 def _fingerprint(name: str, config: ModelConfig) -> str:
@@ -155,6 +161,16 @@ def _join(request: ScoreRequest, item: object) -> Ids:
     return np.array([*own, *given] if request.item_first else [*given, *own], np.int32)
 
 
+def _cut(request: ScoreRequest, item: object, excess: int) -> object:
+    """Return the item without its last tokens, where the request has it cut."""
+    data: Any = item.encode() if isinstance(item, str) else item
+    keep = min(len(data), request.max_item_tokens or len(data))
+    if request.truncation is Truncation.ITEM:
+        keep = min(keep, len(data) - excess)
+    kept = data[: max(0, keep)]
+    return kept.decode(errors="ignore") if isinstance(item, str) else kept
+
+
 def _pick_labels(names: list[Any], index: int) -> tuple[int, ...]:
     own = names[index] if names and isinstance(names[0], list) else names
     return tuple(
@@ -165,7 +181,13 @@ def _pick_labels(names: list[Any], index: int) -> tuple[int, ...]:
     )
 
 
-def _hash_numbers(data: bytes, count: int) -> Floats:
-    """Return ``count`` numbers between -4 and 4."""
-    raw = hashlib.shake_128(data).digest(4 * count)
-    return (np.frombuffer(raw, "<u4") / 2**29 - 4.0).astype(np.float32)
+def _read_labels(ids: bytes, sequence: Sequence) -> Floats:
+    labels = [] if sequence.labels is None else sequence.labels.tolist()
+    return _hash_rows([ids + b"|%d" % label for label in labels])[:, 0]
+
+
+def _hash_rows(inputs: Rows[bytes]) -> Floats:
+    """Return a row of numbers between -4 and 4 for each input; all at once, as a model would."""
+    raw = b"".join([hashlib.shake_128(data).digest(4 * _HIDDEN) for data in inputs])
+    numbers = np.frombuffer(raw, "<u4") / 2**29 - 4.0
+    return numbers.astype(np.float32).reshape(len(inputs), _HIDDEN)

@@ -8,6 +8,7 @@ Dimension key:
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from contract.errors import DeviceLostError, OutOfMemoryError
-from worker.engine.plan import Layout
+from worker.engine.plan import Layout, choose_last_rows
 from worker.engine.seam import Ids
 
 __all__ = ["Backbone", "Span", "copy_to_host", "pad_rows", "translate_errors", "upload"]
@@ -35,6 +36,8 @@ class Backbone:
         self.module = module
         self.device = device
         self.packed = False
+        #: whether the last layer can be computed where it is read alone
+        self.prunes = False
         self.position_offset = 0
         self.padding_tokens = 0
         parameters = inspect.signature(module.forward).parameters
@@ -42,12 +45,20 @@ class Backbone:
         self.takes_positions = "position_ids" in parameters
         self._fixed = {"use_cache": False} if "use_cache" in parameters else {}
 
-    def run(self, layout: Layout) -> Tensor:
-        """Return the hidden states ``[T, D]`` of every token of ``layout``, in its order.
+    def run(self, layout: Layout, rows: Ids | None = None) -> Tensor:
+        """Return the hidden states of the token ``rows``, which are sorted: ``[R, D]``.
 
-        A layout that shares prefixes needs ``packed``.
+        None takes every token of ``layout``, in its order. A layout that shares prefixes needs
+        ``packed``.
         """
-        return self._run_packed(layout) if self.packed else self._run_padded(layout)
+        if not self.packed:
+            hidden_TD = self._run_padded(layout)
+        else:
+            last = None if rows is None or not self.prunes else choose_last_rows(layout, rows)
+            hidden_TD = self._run_packed(replace(layout, last=last))
+            if last is not None:
+                return hidden_TD
+        return hidden_TD if rows is None else hidden_TD[upload(hidden_TD.device, rows)]
 
     def set_attention(self, name: str) -> None:
         """Make every layer use the attention called ``name``."""

@@ -11,11 +11,17 @@ import transformers
 from torch import nn
 
 from contract.errors import ModelLoadError
-from contract.models import ModelConfig, ModelDescription, ScoringPath
+from contract.models import (
+    ModelConfig,
+    ModelDescription,
+    ScoringPath,
+    check_request,
+    list_refusals,
+)
 from contract.scores import Activation
 from worker.engine import packing
 from worker.engine.activations import read_default_activation
-from worker.engine.adapters import check_libraries, is_placed
+from worker.engine.adapters import check_libraries
 from worker.engine.canary import Canary, find_record
 from worker.engine.capabilities import Examined, examine
 from worker.engine.deterministic import SOURCE, DeterministicScorer
@@ -30,7 +36,7 @@ from worker.engine.registry import (
     choose_dtype,
     find_checkpoint,
 )
-from worker.engine.scorer import ModelScorer
+from worker.engine.scorer import ModelScorer, check_template
 from worker.engine.seam import Scorer
 from worker.engine.templates import Template, find_template
 from worker.engine.weights import load_weights
@@ -69,10 +75,8 @@ def load_model(name: str, config: ModelConfig, canaries: Path | None = None) -> 
         tokenizer = _load_tokenizer(checkpoint, config)
         names = (config.source, checkpoint.folder.name, str(checkpoint.raw.get("_name_or_path")))
         template = find_template(name, config, tokenizer, names)
-        model = load_weights(checkpoint, config, path, dtype)
+        model = load_weights(checkpoint, config, path, dtype, device)
     max_tokens = _choose_limit(name, config, model, tokenizer)
-    if not is_placed(config):
-        model.to(device)
     model.eval().requires_grad_(requires_grad=False)
     width = model.get_input_embeddings().num_embeddings
     causal = path is ScoringPath.CAUSAL
@@ -93,6 +97,7 @@ def load_model(name: str, config: ModelConfig, canaries: Path | None = None) -> 
         truncation_side=config.truncation_side,
         template=template,
     )
+    description = _add_refusals(description, template)
     receipt = describe_model(checkpoint, config, description, prompter)
     description = msgspec.structs.replace(description, fingerprint=receipt["fingerprint"])
     canary = Canary.of(examined, checkpoint.fingerprint)
@@ -212,6 +217,14 @@ def _describe(
         hidden_states=f"last layer, after its final norm: {position}",
         refusals=examined.refusals,
     )
+
+
+def _add_refusals(model: ModelDescription, template: Template | None) -> ModelDescription:
+    """Add to what the engine goes without what this model makes of each kind of request."""
+    refused = list_refusals(
+        lambda request: [*check_request(request, model), *check_template(request, template)]
+    )
+    return msgspec.structs.replace(model, refusals=refused | model.refusals)
 
 
 def _name_labels(model: Model, examined: Examined) -> list[str]:

@@ -6,18 +6,22 @@ Dimension key:
 """
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from worker.engine.causal import CausalHead, VocabularyReads
 from worker.engine.forward import Backbone, Span, copy_to_host, translate_errors, upload
 from worker.engine.heads import ClassificationHead
 from worker.engine.plan import Layout, Read, plan_batch
+from worker.engine.pooling import Pooling
 from worker.engine.seam import Reading, Sequence
 
 __all__ = ["Network"]
+
+#: what stands for a sequence is one of its rows: no other row of the last layer is needed
+_ONE_ROW = (Pooling.LAST, Pooling.CLS)
 
 
 class Network:
@@ -45,16 +49,24 @@ class Network:
             return []
         with torch.inference_mode(), translate_errors():
             layout = plan_batch(sequences, sharing=self.sharing)
-            hidden_TD = self.backbone.run(layout)
             if isinstance(self.head, CausalHead):
-                return _read_causal(self.head, sequences, layout, hidden_TD)
-            return _read_classes(self.head, sequences, layout, hidden_TD)
+                return _read_causal(self.head, sequences, layout, self.backbone)
+            return _read_classes(self.head, sequences, layout, self.backbone)
 
 
 def _read_classes(
-    head: ClassificationHead, sequences: Rows[Sequence], layout: Layout, hidden_TD: Tensor
+    head: ClassificationHead, sequences: Rows[Sequence], layout: Layout, backbone: Backbone
 ) -> list[Reading]:
     spans: list[Span] = [(read.begin, read.row + 1) for read in layout.reads]
+    if head.pooling in _ONE_ROW:
+        first = head.pooling is Pooling.CLS
+        rows, places = np.unique(
+            [begin if first else end - 1 for begin, end in spans], return_inverse=True
+        )
+        hidden_TD = backbone.run(layout, rows)
+        spans = [(place, place + 1) for place in places.tolist()]
+    else:
+        hidden_TD = backbone.run(layout)
     spans_2B = upload(hidden_TD.device, np.array(spans).T)
     logits_BC, pooled_BD = head.read(hidden_TD, spans_2B[0], spans_2B[1], spans)
     asking = np.flatnonzero([sequence.wants_hidden for sequence in sequences])
@@ -76,14 +88,16 @@ def _read_classes(
 
 
 def _read_causal(
-    head: CausalHead, sequences: Rows[Sequence], layout: Layout, hidden_TD: Tensor
+    head: CausalHead, sequences: Rows[Sequence], layout: Layout, backbone: Backbone
 ) -> list[Reading]:
     reads, label_counts = _list_reads(sequences, layout.reads)
-    outputs = head.read(hidden_TD, reads)
     asking = [index for index, sequence in enumerate(sequences) if sequence.wants_hidden]
+    asked = [layout.reads[index].row for index in asking]
+    rows, places = np.unique(np.array([*reads.rows, *asked], np.int32), return_inverse=True)
+    hidden_RD = backbone.run(layout, rows)
+    outputs = head.read(hidden_RD, replace(reads, rows=places[: len(reads.rows)]))
     if asking:
-        rows = np.array([layout.reads[index].row for index in asking])
-        outputs.append(hidden_TD[upload(hidden_TD.device, rows)])
+        outputs.append(hidden_RD[upload(hidden_RD.device, places[len(reads.rows) :])])
     host = copy_to_host(outputs)
     hidden = dict(zip(asking, host[3], strict=True)) if asking else {}
     logits, sums, greedy = (tensor.numpy() for tensor in host[:3])

@@ -13,7 +13,10 @@ import numpy as np
 
 from worker.engine.seam import Ids, Sequence
 
-__all__ = ["AttentionBlock", "Layout", "Read", "plan_batch"]
+__all__ = ["AttentionBlock", "LastRows", "Layout", "Read", "choose_last_rows", "plan_batch"]
+
+#: the last layer is cut where its tokens are at least so many times the rows that are read
+_LEAST_GAIN = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +65,17 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LastRows:
+    """The token ``rows`` that the last layer is read at, sorted, at most one of a node.
+
+    ``reads`` has, for each block that is read, its nodes that are and where in each of them.
+    """
+
+    rows: Ids
+    reads: tuple[tuple[AttentionBlock, Ids, Ids], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """One batch, laid end to end. Positions count from 0 in every sequence."""
 
@@ -70,6 +84,8 @@ class Layout:
     types: Ids | None
     blocks: tuple[AttentionBlock, ...]
     reads: list[Read]
+    #: what the last layer may be cut to
+    last: LastRows | None = None
     #: every packed attention notes (causal, window) here: the probe at load reads it
     trace: list[tuple[bool, int | None]] = field(default_factory=list)
 
@@ -77,6 +93,24 @@ class Layout:
     def tokens(self) -> int:
         """How many tokens go through the model."""
         return len(self.ids)
+
+
+def choose_last_rows(layout: Layout, rows: Ids) -> LastRows | None:
+    """Return how the last layer is cut to ``rows``, which are sorted; None where it does not pay.
+
+    Several rows of a node (longer labels, likelihoods) would repeat its keys for each of them.
+    """
+    if _LEAST_GAIN * len(rows) > layout.tokens:
+        return None
+    reads = []
+    for block in layout.blocks:
+        low, high = np.searchsorted(rows, (block.begin, block.end))
+        if low < high:
+            nodes, offsets = np.divmod(rows[low:high] - block.begin, block.length)
+            if (nodes[1:] == nodes[:-1]).any():
+                return None
+            reads.append((block, nodes, offsets))
+    return LastRows(rows, tuple(reads))
 
 
 class _Forest:

@@ -7,12 +7,11 @@ text; pair models encode query and item as a pair. Only query and item tokens ar
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import InputTooLongError, InvalidRequestError
-from contract.scores import ScoreRequest, TokenCounts, Truncation
+from contract.scores import ScoreRequest, TokenCounts, Truncation, TruncationSide
 from worker.engine.foreign import Encoding, Tokenizer
 from worker.engine.rules import TokenizerRules
 from worker.engine.seam import Ids
@@ -38,6 +37,22 @@ class Encoded:
     ids: Ids
     types: Ids | None
     parts: Parts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many tokens an input and its item may have, and which part is cut beyond that."""
+
+    total: int
+    item: int | None
+    mode: Truncation
+    side: str
+    whose: str
+
+    @property
+    def least(self) -> int:
+        """What is no longer than this is never cut."""
+        return min(self.total, self.item or self.total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +91,17 @@ class Prompter:
         self._lead = probe.special_tokens_mask.index(0) if 0 in probe.special_tokens_mask else 0
         self._type = probe.type_ids[self._lead] if probe.type_ids else 0
 
+    def find_limits(self, request: ScoreRequest) -> Limits:
+        """Return the model's limits, lowered as the request says."""
+        lowered = request.max_tokens is not None and request.max_tokens < self.max_tokens
+        return Limits(
+            total=min(self.max_tokens, request.max_tokens or self.max_tokens),
+            item=request.max_item_tokens,
+            mode=request.truncation,
+            side=str(request.truncation_side or self.truncation_side),
+            whose="request" if lowered else "model",
+        )
+
     def split(self, request: ScoreRequest) -> Iterator[ScoreRequest]:
         """Yield the request in parts of some items each, in order; none for one without items."""
         items = request.item_list
@@ -84,10 +110,10 @@ class Prompter:
         for index, item in enumerate(items):
             size += around + len(item)
             if size >= _CHUNK_CHARACTERS or index - begin + 1 >= _CHUNK_ITEMS:
-                yield _take(request, begin, index + 1)
+                yield request.take(range(begin, index + 1))
                 begin, size = index + 1, 0
         if begin < len(items):
-            yield _take(request, begin, len(items))
+            yield request.take(range(begin, len(items)))
 
     def encode_head(self, request: ScoreRequest) -> Head | None:
         """Tokenise the query once for all items, where the halves' ids are those of the whole."""
@@ -130,18 +156,21 @@ class Prompter:
                 for item in request.item_list
                 if isinstance(item, list)
             ]
-        refused = self._refuse(request, rendered)
+        limits = self.find_limits(request)
+        refused = self._refuse(request, rendered, limits)
         left = [one for one, least in zip(rendered, refused, strict=True) if not least]
-        encoded = iter(self._encode_texts(left, head, item_first=request.item_first))
+        encoded = iter(self._encode_texts(left, head, limits, item_first=request.item_first))
         return [least or next(encoded) for least in refused]
 
-    def refuse(self, least: int) -> InputTooLongError:
+    def refuse(self, least: int, request: ScoreRequest) -> InputTooLongError:
         """Return the error of an item that was not tokenised."""
-        return self._too_long(least, " at least that may not be cut")
+        return _too_long(least, " at least that may not be cut", self.find_limits(request))
 
-    def _refuse(self, request: ScoreRequest, rendered: list[Rendered]) -> list[int]:
+    def _refuse(self, request: ScoreRequest, rendered: list[Rendered], limits: Limits) -> list[int]:
         """Count what is too long by its characters, of the parts that may not be cut; else 0."""
-        kept = {Truncation.ITEM: (0,), Truncation.QUERY: (1,)}.get(request.truncation, (0, 1))
+        kept = {Truncation.ITEM: {0}, Truncation.QUERY: {1}}.get(limits.mode, {0, 1})
+        if limits.item is not None:
+            kept = kept - {1}
         query = request.query if isinstance(request.query, str) else ""
         least = self.rules.count_least(query) if len(query) >= _LONG else 0
         refused = []
@@ -149,7 +178,7 @@ class Prompter:
             counted = least if 0 in kept else 0
             if 1 in kept and isinstance(item, str) and len(item) + len(query) >= _LONG:
                 counted += self.rules.count_least(item)
-            long = len(one.text) + len(one.pair or "") >= _LONG and counted > self.max_tokens
+            long = len(one.text) + len(one.pair or "") >= _LONG and counted > limits.total
             refused.append(counted if long else 0)
         return refused
 
@@ -185,29 +214,18 @@ class Prompter:
         found = self._backend.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
-    def truncate(self, encoded: Encoded, mode: Truncation) -> tuple[Encoded, TokenCounts]:
-        """Cut what ``mode`` allows until the limit holds.
+    def truncate(self, encoded: Encoded, request: ScoreRequest) -> tuple[Encoded, TokenCounts]:
+        """Cut what the request allows until its limits hold.
 
-        Raises ``InputTooLongError`` with both numbers where it cannot.
+        Raises ``InputTooLongError`` with both numbers where they cannot.
         """
-        given = len(encoded.ids)
-        excess = given - self.max_tokens
-        if excess <= 0:
+        given, limits = len(encoded.ids), self.find_limits(request)
+        cut = _choose_cut(encoded, limits)
+        if not len(cut):
             return encoded, TokenCounts(given, given, 0)
-        if mode == Truncation.ERROR or encoded.parts is None:
-            raise self._too_long(given, "")
-        wanted = 1 if mode == Truncation.ITEM else 0
-        places = np.flatnonzero(encoded.parts == wanted)
-        if len(places) < excess:
-            raise self._too_long(given, f", {given - len(places)} of them beside the {mode}")
-        cut = places[len(places) - excess :] if self.truncation_side == "right" else places[:excess]
         kept = np.delete(encoded.ids, cut)
         types = None if encoded.types is None else np.delete(encoded.types, cut)
-        return Encoded(kept, types), TokenCounts(given, len(kept), excess)
-
-    def _too_long(self, given: int, beside: str) -> InputTooLongError:
-        message = f"{given} tokens{beside}; the model's limit is {self.max_tokens}"
-        return InputTooLongError(message)
+        return Encoded(kept, types), TokenCounts(given, len(kept), len(cut))
 
     def _arrange(self, query: str, item: str, *, item_first: bool) -> Rendered:
         if self.template is not None:
@@ -220,7 +238,7 @@ class Prompter:
         return Rendered(first + second, parts)
 
     def _encode_texts(
-        self, rendered: list[Rendered], head: Head | None, *, item_first: bool
+        self, rendered: list[Rendered], head: Head | None, limits: Limits, *, item_first: bool
     ) -> list[Encoded]:
         begin = head.characters if head else 0
         inputs = [
@@ -228,12 +246,18 @@ class Prompter:
         ]
         found = self._backend.encode_batch(inputs, add_special_tokens=True)
         return [
-            self._finish(encoding, one, head, item_first=item_first)
+            self._finish(encoding, one, head, limits, item_first=item_first)
             for encoding, one in zip(found, rendered, strict=True)
         ]
 
     def _finish(
-        self, encoding: Encoding, rendered: Rendered, head: Head | None, *, item_first: bool
+        self,
+        encoding: Encoding,
+        rendered: Rendered,
+        head: Head | None,
+        limits: Limits,
+        *,
+        item_first: bool,
     ) -> Encoded:
         ids = np.array(encoding.ids, np.int32)
         types = np.array(encoding.type_ids, np.int32) if self._takes_types else None
@@ -247,7 +271,7 @@ class Prompter:
         kept = self._drop_double(ids)
         dropped = len(ids) - len(kept)
         types = None if types is None else types[dropped:]
-        if len(kept) <= self.max_tokens:
+        if len(kept) <= limits.least:
             return Encoded(kept, types)
         parts = self._find_parts(encoding, rendered, head, item_first=item_first)
         return Encoded(kept, types, parts[dropped : dropped + len(kept)])
@@ -279,19 +303,44 @@ class Prompter:
         return ids[1:] if doubled else ids
 
 
-def _take(request: ScoreRequest, begin: int, end: int) -> ScoreRequest:
-    """Return the request with some of its items and, where each has its own, their labels."""
-    labels = request.label_token_ids
-    if labels and isinstance(labels[0], list):
-        labels = labels[begin:end]
-    items = request.item_list[begin:end]
-    return msgspec.structs.replace(request, items=items, label_token_ids=labels)
-
-
 def _concatenate(query: list[int], item: list[int], *, item_first: bool) -> Encoded:
     first, second = (item, query) if item_first else (query, item)
     parts = np.array([int(item_first)] * len(first) + [int(not item_first)] * len(second), np.int8)
     return Encoded(np.array([*first, *second], np.int32), None, parts)
+
+
+def _choose_cut(encoded: Encoded, limits: Limits) -> NDArray[np.intp]:
+    """Return the places of the tokens to be cut: of a long item first, then what ``mode`` names."""
+    given = len(encoded.ids)
+    nothing: NDArray[np.intp] = np.array([], np.intp)
+    if given <= limits.least:
+        return nothing
+    cut = nothing
+    if limits.item is not None and encoded.parts is not None:
+        item = np.flatnonzero(encoded.parts == 1)
+        cut = _take_end(item, len(item) - limits.item, limits.side)
+    excess = given - len(cut) - limits.total
+    if excess <= 0:
+        return cut
+    if limits.mode == Truncation.ERROR or encoded.parts is None:
+        raise _too_long(given, "", limits)
+    places = np.flatnonzero(encoded.parts == (limits.mode == Truncation.ITEM))
+    left = np.setdiff1d(places, cut)
+    if len(left) < excess:
+        beside = f", {given - len(places)} of them beside the {limits.mode}"
+        raise _too_long(given, beside, limits)
+    return np.concatenate([cut, _take_end(left, excess, limits.side)])
+
+
+def _take_end(places: NDArray[np.intp], count: int, side: str) -> NDArray[np.intp]:
+    if count <= 0:
+        return places[:0]
+    return places[len(places) - count :] if side == TruncationSide.RIGHT else places[:count]
+
+
+def _too_long(given: int, beside: str, limits: Limits) -> InputTooLongError:
+    message = f"{given} tokens{beside}; the {limits.whose}'s limit is {limits.total}"
+    return InputTooLongError(message)
 
 
 def check_input_ids(request: ScoreRequest, width: int) -> None:

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from contract.errors import InputTooLongError, InvalidRequestError
-from contract.models import ModelDescription, ScoringPath, check_request
+from contract.models import ModelDescription, ScoringPath, check_request, settle_activation
 from contract.scores import Activation, ItemError, Mode, ScoreRequest, TokenCounts
 from worker.engine.canary import Canary
 from worker.engine.labels import LabelReader, name_labels
 from worker.engine.network import Network
+from worker.engine.pairing import prepare_each_query
 from worker.engine.prompts import Encoded, Head, Prompter, check_input_ids
 from worker.engine.receipt import make_receipt
 from worker.engine.results import finish_job
@@ -28,9 +29,9 @@ from worker.engine.seam import (
     Reading,
     Sequence,
 )
-from worker.engine.templates import Rendered
+from worker.engine.templates import Rendered, Template
 
-__all__ = ["ModelScorer"]
+__all__ = ["ModelScorer", "check_template"]
 
 
 class ModelScorer:
@@ -65,10 +66,16 @@ class ModelScorer:
 
     def prepare(self, request: ScoreRequest, *, within_s: float = math.inf) -> PreparedJob:
         """Tokenise and check ``request``, some items at a time; see ``Scorer``."""
+        if request.queries is not None:
+            return prepare_each_query(request, self.prepare, within_s=within_s)
         budget = Budget(within_s)
         model = self._description
         request = self._fill_in(request)
-        warnings = [*check_request(request, model), *self._warn(request)]
+        warnings = [
+            *check_request(request, model),
+            *check_template(request, self.prompter.template),
+        ]
+        request = settle_activation(request, model)
         if request.activation == Activation.MODEL and model.default_activation is None:
             message = f"{model.name}'s config names an activation that is not known; name one"
             raise InvalidRequestError(message, param="activation")
@@ -109,19 +116,6 @@ class ModelScorer:
             return msgspec.structs.replace(request, labels=self._description.labels)
         return request
 
-    def _warn(self, request: ScoreRequest) -> list[str]:
-        if self.prompter.template is None:
-            return []
-        if request.item_first:
-            message = "item_first has no effect: the model's template places query and item"
-            raise InvalidRequestError(message, param="item_first")
-        if request.mode == Mode.LOGLIKELIHOOD:
-            message = "mode loglikelihood reads bare items: serve the model without a template"
-            raise InvalidRequestError(message, param="mode")
-        if any(isinstance(item, list) for item in request.item_list):
-            return ["token ids are used as they are: the model's template is for text"]
-        return []
-
     def _start_asking(self, request: ScoreRequest, budget: Budget) -> "_Asking":
         """Read of the whole request what decides what is read of its items."""
         if request.mode == Mode.LOGLIKELIHOOD:
@@ -144,7 +138,7 @@ class ModelScorer:
         self, request: ScoreRequest, index: int, encoded: Encoded | int, asked: "_Asked"
     ) -> PreparedItem:
         if isinstance(encoded, int):
-            refused = self.prompter.refuse(encoded)
+            refused = self.prompter.refuse(encoded, request)
             problem = ItemError(index, refused.code, refused.message)
             return PreparedItem(
                 index, TokenCounts(encoded, 0, 0), error=problem, labels=asked.labels
@@ -153,7 +147,7 @@ class ModelScorer:
         labels = asked.labels
         try:
             self._check_ids(encoded.ids, asked.context, index)
-            encoded, tokens = self.prompter.truncate(encoded, request.truncation)
+            encoded, tokens = self.prompter.truncate(encoded, request)
         except (InvalidRequestError, InputTooLongError) as error:
             problem = ItemError(index, error.code, error.message)
             return PreparedItem(index, TokenCounts(given, 0, 0), error=problem, labels=labels)
@@ -188,6 +182,21 @@ class ModelScorer:
         if largest >= self._width:
             message = f"token id {largest} is outside the model's {self._width} input embeddings"
             raise InvalidRequestError(message, param=f"items[{index}]")
+
+
+def check_template(request: ScoreRequest, template: Template | None) -> list[str]:
+    """Raise ``InvalidRequestError`` for what a template leaves no room for; return the warnings."""
+    if template is None:
+        return []
+    if request.item_first:
+        message = "item_first has no effect: the model's template places query and item"
+        raise InvalidRequestError(message, param="item_first")
+    if request.mode == Mode.LOGLIKELIHOOD:
+        message = "mode loglikelihood reads bare items: serve the model without a template"
+        raise InvalidRequestError(message, param="mode")
+    if any(isinstance(item, list) for item in request.item_list):
+        return ["token ids are used as they are: the model's template is for text"]
+    return []
 
 
 @dataclass(frozen=True, slots=True, eq=False)

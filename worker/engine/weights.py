@@ -16,7 +16,7 @@ from torch import nn
 
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig, ScoringPath
-from worker.engine.adapters import choose_placement, merge_adapter
+from worker.engine.adapters import check_quantization, choose_placement, merge_adapter
 from worker.engine.foreign import FAULTS, Model, explain
 from worker.engine.registry import REWARD_ARCHITECTURES, Checkpoint
 
@@ -29,14 +29,22 @@ _LEFTOVERS = re.compile(
 
 
 def load_weights(
-    checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    path: ScoringPath,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Model:
-    """Return the model with its head, on the CPU.
+    """Return the model with its head on ``device``, or where the entry's device map says.
 
     Raises ``ModelLoadError`` for what cannot be read, is not there, or would be dropped.
     """
+    stored = checkpoint.raw.get("quantization_config")
+    check_quantization(checkpoint.name, config, stored)
+    placement = choose_placement(config, str(device), quantized=stored is not None)
     try:
-        model, info = _read(checkpoint, config, path, dtype)
+        common = {"dtype": dtype, "output_loading_info": True, **placement}
+        model, info = _read(checkpoint, config, path, common)
     except FAULTS as error:
         message = f"{checkpoint.name}: {checkpoint.folder} cannot be loaded: {explain(error)}"
         raise ModelLoadError(message) from error
@@ -44,14 +52,14 @@ def load_weights(
         model = merge_adapter(checkpoint.name, model, Path(config.adapter), info)
     left = _restore_biases(model, checkpoint, sorted(info["unexpected_keys"]))
     _check_weights(checkpoint, model, info, left)
+    if not placement:
+        model.to(device)
     return model
 
 
 def _read(
-    checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, dtype: torch.dtype
+    checkpoint: Checkpoint, config: ModelConfig, path: ScoringPath, common: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    common: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
-    common |= choose_placement(config)
     if checkpoint.architecture in REWARD_ARCHITECTURES:
         return _read_reward(checkpoint, common)
     kind: Any = (

@@ -1,0 +1,73 @@
+"""Requests of lines, taken apart and put together: what neighbours have in common, and what not.
+
+Of lines that differ in nothing but their one text, what they share is worked out once: a million
+rows of one kind would otherwise build, check and encode a million requests of seventeen fields.
+The only place that says what the hash of an input is.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from api.submission import CHARACTERS_PER_TOKEN, estimate_tokens
+from contract.scores import ScoreRequest
+from storage.bulk_chunks import Place
+
+__all__ = ["Family", "decode_request", "gather_items", "hash_input"]
+
+_HASH_BYTES = 16
+_PLACE = b"@"
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_request(compressed: bytes) -> ScoreRequest:
+    """Read a request as its job's row holds it."""
+    return msgspec.json.decode(zlib.decompress(compressed), type=ScoreRequest)
+
+
+def gather_items(places: Sequence[Place], requests: Mapping[str, ScoreRequest]) -> ScoreRequest:
+    """Return one request of items of several, which have the rest in common."""
+    base = requests[places[0][0]]
+    items = [requests[job_id].item_list[index] for job_id, index in places]
+    labels = base.label_token_ids
+    if labels and isinstance(labels[0], list):
+        labels = [(requests[job_id].label_token_ids or labels)[index] for job_id, index in places]
+    queries = base.queries
+    if queries is not None:
+        queries = [(requests[job_id].queries or queries)[index] for job_id, index in places]
+    return msgspec.structs.replace(base, items=items, label_token_ids=labels, queries=queries)
+
+
+def hash_input(request: ScoreRequest) -> str:
+    """Return the hash of what a request asks, whatever model answers and what is kept of it."""
+    return hashlib.blake2b(_encode(_bare(request)), digest_size=_HASH_BYTES).hexdigest()
+
+
+class Family:
+    """All of a checked request but its one text. ``request`` has no items."""
+
+    __slots__ = ("_around_tokens", "_head", "_tail", "fingerprint", "request")
+
+    def __init__(self, request: ScoreRequest, fingerprint: str) -> None:
+        self.request = msgspec.structs.replace(request, items=[])
+        self.fingerprint = fingerprint
+        hole = msgspec.structs.replace(_bare(request), items=msgspec.Raw(_PLACE))
+        head, _, self._tail = _encode(hole).partition(_PLACE)
+        self._head = head + b"["
+        self._tail = b"]" + self._tail
+        self._around_tokens = estimate_tokens(msgspec.structs.replace(request, items=[""]))
+
+    def hash(self, text: str) -> str:
+        """Return what ``hash_input`` says of the request with this text."""
+        told = self._head + _encode(text) + self._tail
+        return hashlib.blake2b(told, digest_size=_HASH_BYTES).hexdigest()
+
+    def tokens(self, text: str) -> int:
+        """Return what ``estimate_tokens`` says of the request with this text."""
+        return self._around_tokens - (-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def _bare(request: ScoreRequest) -> ScoreRequest:
+    return msgspec.structs.replace(request, model=None, return_pooled_hidden_states=False)

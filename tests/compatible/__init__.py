@@ -1,0 +1,1 @@
+"""The routes that other services' clients speak."""

@@ -1,0 +1,1 @@
+"""The description of the HTTP surface, held against the service."""
