@@ -6,7 +6,7 @@ from pathlib import Path
 from api.main import run
 from contract.config import load_settings
 from contract.errors import ScoreError, SettingsError
-from contract.logs import set_up_logging
+from contract.logs import redact, set_up_logging
 from contract.models import parse_models
 from contract.tracing import set_up_tracing, shut_down_tracing
 
@@ -17,14 +17,14 @@ def main() -> int:
         settings = load_settings()
         models = parse_models(Path(settings.config)) if settings.config else {}
     except SettingsError as error:
-        print(f"scorekeep api: {error}", file=sys.stderr)
+        print(redact(f"scorekeep api: {error}"), file=sys.stderr)
         return 2
     set_up_logging(level=settings.log_level, style=settings.log_format)
     set_up_tracing("scorekeep-api")
     try:
         run(settings, models)
     except ScoreError as error:
-        print(f"scorekeep api: {error}", file=sys.stderr)
+        print(redact(f"scorekeep api: {error}"), file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     finally:
         shut_down_tracing()

@@ -12,6 +12,8 @@ from api.bulk.access import BULKS
 from api.bulk.inputs import BulkInput
 from api.bulk.runner import BulkRunner
 from api.catalog import Catalog
+from api.connections import GuardedRunner
+from api.limits import GATE, Gate, limits_middleware
 from api.middleware import errors_middleware, prepare_headers, request_id_middleware
 from api.observing import METRICS, RequestMetrics, observe_middleware
 from api.routes import (
@@ -70,6 +72,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
             observe_middleware,
             errors_middleware,
             auth_middleware(settings),
+            limits_middleware,
         ],
         client_max_size=settings.max_body_bytes,
     )
@@ -89,8 +92,9 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
 
 def create_runner(app: web.Application, *, shutdown_s: float = _SHUTDOWN_S) -> web.AppRunner:
     """Return the server of ``app``. Bodies arrive as sent: ``bodies`` unpacks them."""
-    return web.AppRunner(
+    return GuardedRunner(
         app,
+        header_timeout_s=app[SETTINGS].header_timeout_s,
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=_IDLE_CONNECTION_S,
@@ -117,13 +121,14 @@ def _services(
         )
         app[DIGESTS] = DigestCache()
         app[WAITERS] = waiters = Waiters(app[DATABASE], app[QUEUE])
-        app[SUBMITTER] = submitter = Submitter(app[DATABASE], app[QUEUE])
+        app[GATE] = gate = Gate(app[DATABASE], app[SETTINGS])
+        app[SUBMITTER] = submitter = Submitter(app[DATABASE], app[QUEUE], gate)
         given = BulkInput(app[DATABASE], app[BLOBS], app[SETTINGS])
         app[BULKS] = runner = BulkRunner(given, app[CATALOG], app[QUEUE])
         services = [submitter.run, submitter.hint, waiters.listen, waiters.poll]
         services += [runner.read] * _BULK_READERS + [runner.sweep]
         app[KEYRING] = Keyring(app[DATABASE])
-        services += [_write_uses_of(app[KEYRING])]
+        services += [gate.run, _write_uses_of(app[KEYRING])]
         tasks = [asyncio.create_task(_keep_running(service)) for service in services]
         yield
         await _cancel(tasks)

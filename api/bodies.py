@@ -9,7 +9,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from api.limits import OWN_LIMITS
 from api.negotiation import JSON, check_json_body
+from api.pacing import Pace
+from api.state import SETTINGS
 from contract.errors import (
     InvalidRequestError,
     MalformedRequestError,
@@ -29,7 +32,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_BODY_TIMEOUT_S = 120.0
 #: Bodies beyond this are worked on in a thread: the event loop has others to answer.
 _LARGE_BYTES = 256 * 1024
 #: zlib's window argument, by content coding.
@@ -43,15 +45,12 @@ async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
     ``MalformedRequestError`` for one that does not unpack, ``UnsupportedMediaTypeError`` for
     another coding.
     """
+    if OWN_LIMITS in request:
+        max_bytes = min(max_bytes, request[OWN_LIMITS].body_bytes or max_bytes)
     if (request.content_length or 0) > max_bytes:
         _refuse_size(max_bytes)
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            body = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        _refuse_size(max_bytes)
-    except TimeoutError as error:
-        raise web.HTTPRequestTimeout from error
+        body = await _receive(request, max_bytes)
     except (web.RequestPayloadError, HttpProcessingError) as error:
         message = f"the body cannot be read: {error}"
         raise MalformedRequestError(message) from error
@@ -105,6 +104,17 @@ def check_plain_text(text: str, param: str) -> str:
         message = f"{param} holds a NUL or an unpaired surrogate"
         raise InvalidRequestError(message, param=param)
     return text
+
+
+async def _receive(request: web.Request, max_bytes: int) -> bytes:
+    """Read to the end, at a pace, and no further than the limit."""
+    pace, parts, size = Pace(request.app[SETTINGS].body_timeout_s), [], 0
+    while data := await pace.keep(request.content.readany()):
+        size += len(data)
+        if size > max_bytes:
+            _refuse_size(max_bytes)
+        parts.append(data)
+    return b"".join(parts)
 
 
 def _decompress(body: bytes, window: int, max_bytes: int) -> bytes:

@@ -11,6 +11,7 @@ from api.compatible.endpoints import PATHS
 from api.compatible.forms import COHERE, OPENAI, TEI
 from api.negotiation import JSON, PROBLEM
 from contract.errors import RangeNotSatisfiableError, ScoreError
+from contract.policies import render_policies
 from contract.scores import ItemError, Problem
 from contract.shapes import OpenAIError, OpenAIFault, TeiError
 
@@ -99,6 +100,8 @@ def render_error(request: web.Request, error: Exception, *, request_id: str) -> 
         response.headers["Retry-After"] = retry_header(fault.retry_after_s)
     if not fault.retryable and (fault.status in _RETRIED_BY_CLIENTS or fault.status >= 500):
         response.headers["x-should-retry"] = "false"
+    if isinstance(error, ScoreError) and error.policy is not None:
+        response.headers.update(render_policies([error.policy]))
     if fault.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="scorekeep"'
     if isinstance(error, ForeignError):
@@ -153,6 +156,7 @@ def _describe_http(error: web.HTTPException) -> _Fault:
     details: dict[int, tuple[str, str]] = {
         404: ("not_found", "there is no such route"),
         405: ("method_not_allowed", "the route does not take this method; see the Allow header"),
+        408: ("request_timeout", "the body came too slowly"),
         413: ("too_large", "the body exceeds the limit"),
     }
     code, detail = details.get(error.status, ("bad_request", error.reason or title))

@@ -20,9 +20,9 @@ __all__ = ["applied", "await_end", "find_job", "parse_job_id", "submit"]
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
 
-def parse_job_id(request: web.Request) -> str:
+def parse_job_id(request: web.Request, name: str = "id") -> str:
     """Return the id in the path. What cannot be an id of ours is not found, and not looked up."""
-    job_id = request.match_info["id"]
+    job_id = request.match_info[name]
     if not _JOB_ID.fullmatch(job_id):
         message = f"there is no job {job_id[:100]!r}"
         raise JobNotFoundError(message)

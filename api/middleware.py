@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from api.errors import render_error
+from api.limits import POLICIES
 from contract.errors import ScoreError
+from contract.policies import render_policies
 
 __all__ = ["REQUEST_ID", "errors_middleware", "prepare_headers", "request_id_middleware"]
 
@@ -16,6 +18,17 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _log = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+
+#: Nothing of ours is to be framed, guessed at, kept by proxies, or to load anything. A page of
+#: our own says what it loads.
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 #: The request's id: the client's ``X-Request-Id`` where it is a plain word, else ours.
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -36,8 +49,11 @@ async def prepare_headers(request: web.Request, response: web.StreamResponse) ->
     request[_STARTED] = response
     if REQUEST_ID in request:
         response.headers.setdefault("X-Request-Id", request[REQUEST_ID])
-    response.headers.setdefault("X-Content-Type-Options", "nosniff")
-    response.headers.setdefault("Cache-Control", "no-store")
+    if POLICIES in request and "RateLimit" not in response.headers:
+        response.headers.update(render_policies(request[POLICIES]))
+    response.headers["Server"] = "scorekeep"
+    for name, value in _SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 @web.middleware

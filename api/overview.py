@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from api.catalog import Catalog
+from contract.errors import StoreUnavailableError
 from contract.jobs import LANES
 from contract.models import ModelStatus
 from contract.moments import render_moment
@@ -42,18 +43,30 @@ class Overviews:
         self._alive_within_s = alive_within_s
         self._lock = asyncio.Lock()
         self._body = b""
+        self._error: StoreUnavailableError | None = None
         self._stale_at = 0.0
         self.stopping = asyncio.Event()
 
     async def read(self) -> bytes:
-        """Return the overview as JSON. Raises ``StoreUnavailableError``."""
+        """Return the overview as JSON. Raises ``StoreUnavailableError``, to all who ask."""
         async with self._lock:
-            started_at = time.monotonic()
-            if started_at >= self._stale_at:
-                self._body = msgspec.json.encode(await self._compute())
-                took_s = time.monotonic() - started_at
-                self._stale_at = started_at + max(_KEPT_S, _COST_FACTOR * took_s)
-            return self._body
+            if time.monotonic() >= self._stale_at:
+                await self._renew()
+        if self._error is not None:
+            raise StoreUnavailableError(self._error.message, retry_after_s=_KEPT_S)
+        return self._body
+
+    async def _renew(self) -> None:
+        started_at = time.monotonic()
+        self._error = None
+        try:
+            self._body = msgspec.json.encode(await self._compute())
+        except StoreUnavailableError as error:
+            self._error = error
+            self._stale_at = time.monotonic() + _KEPT_S
+        else:
+            took_s = time.monotonic() - started_at
+            self._stale_at = started_at + max(_KEPT_S, _COST_FACTOR * took_s)
 
     async def _compute(self) -> Overview:
         statuses = await self._catalog.statuses()

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from api.bodies import check_plain_text, is_large, run_for
 from api.idempotency import IdempotencyKey, hash_body, parse_key
+from api.limits import OWN_LIMITS
 from api.middleware import REQUEST_ID
 from api.observing import TRACEPARENT
 from api.state import CATALOG, SETTINGS, tenant_of
@@ -50,6 +51,8 @@ async def make_submission(
     ``AddressRefusedError`` that names the field.
     """
     settings = request.app[SETTINGS]
+    most = min(settings.max_items, request[OWN_LIMITS].items or settings.max_items)
+    settings = msgspec.structs.replace(settings, max_items=most)
     tokens = await run_for(body, lambda: _check_limits(wanted, settings))
     status = await request.app[CATALOG].resolve(wanted.model)
     extras = JobRequest(items=[], metadata=dict(metadata or {}))

@@ -5,10 +5,13 @@ import logging
 from dataclasses import dataclass
 
 from api.idempotency import IdempotencyKey
+from api.limits import Gate
 from contract.errors import (
     GoneError,
     IdempotencyConflictError,
+    NoCapacityError,
     NotFoundError,
+    OverloadedError,
     ScoreError,
     StoreUnavailableError,
 )
@@ -58,9 +61,10 @@ class Submitter:
     may fail. A submission that cannot be recorded fails alone.
     """
 
-    def __init__(self, database: Database, queue: Queue) -> None:
+    def __init__(self, database: Database, queue: Queue, gate: Gate) -> None:
         self._database = database
         self._queue = queue
+        self._gate = gate
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(maxsize=4096)
         self._unhinted: list[str] = []
         self._unhinted_some = asyncio.Event()
@@ -71,8 +75,27 @@ class Submitter:
         """Return once the job is durable.
 
         Raises ``IdempotencyConflictError`` for a key used with another body, ``GoneError`` for one
-        whose job was deleted, ``StoreUnavailableError`` while SQL is away.
+        whose job was deleted, ``StoreUnavailableError`` while SQL is away; ``OverloadedError`` and
+        ``NoCapacityError`` for a new job where there is no room. One that was let in before is
+        answered in any case.
         """
+        job = submission.job
+        try:
+            async with self._gate.admitting(job.tenant, job.lane, job.estimated_tokens) as count:
+                submitted = await self._add(submission)
+                if not submitted.replayed:
+                    count()
+                return submitted
+        except (OverloadedError, NoCapacityError):
+            if submission.key is None or not await self._is_known(job.tenant, submission.key):
+                raise
+        return await self._add(submission)
+
+    async def _is_known(self, tenant: str, key: IdempotencyKey) -> bool:
+        async with self._database.snapshot() as tx:
+            return await idempotency.is_bound(tx, tenant, key.route, key.key)
+
+    async def _add(self, submission: Submission) -> Submitted:
         answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
         try:
             with span("store job", kind="producer"):

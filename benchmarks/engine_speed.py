@@ -27,7 +27,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
-from benchmarks.peers import PEERS, Peer, prepare_peer
+from benchmarks.peers import PEERS, Peer, find_preload, prepare_peer
 from scorekeep.demo_sources import default_cache, prepare_models
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +149,7 @@ def _start(peer: Peer, engine: str, model: Path, options: argparse.Namespace) ->
         "PYTHONPATH": str(ROOT) if not peer.folder else "",
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads)),
         "TOKENIZERS_PARALLELISM": "false",
+        "LD_PRELOAD": find_preload(peer, options.venvs),
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     log = (options.json.parent / f"{engine}.log").open("w")

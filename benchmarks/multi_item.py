@@ -47,11 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     options = parser.parse_args()
     set_up_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="scorekeep-items-") as name:
         folder = _make(Path(name))
-        scorers = [_load(folder, dtype) for dtype in ("float32", "bfloat16")]
+        scorers = [_load(folder, dtype) for dtype in options.dtypes]
         _print(f"query 300, items of 20, {options.threads} thread(s), CPU seconds per job (median)")
         _print(f"{'dtype':10}{'items':>6}{'shared':>10}{'one by one':>12}{'ratio':>8}"
                f"{'tokens':>9}{'difference':>12}")  # fmt: skip

@@ -11,7 +11,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PEERS", "Peer", "prepare_peer"]
+__all__ = ["PEERS", "Peer", "find_preload", "prepare_peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,12 @@ PEERS = {
         ),
     )
 }
+
+
+def find_preload(peer: Peer, folder: Path) -> str:
+    """Return the OpenMP library that vLLM wants loaded before any other, if there is one."""
+    found = sorted((folder / peer.folder).glob("lib/**/libiomp5.so")) if peer.removed else []
+    return str(found[0]) if found else ""
 
 
 def prepare_peer(peer: Peer, folder: Path) -> Path:

@@ -177,7 +177,7 @@ def _load_vllm(model: str, threads: int) -> tuple[Score, str]:
 
 
 def _export(model: str, threads: int) -> tuple[Path, Any]:
-    """Write the checkpoint as ONNX, beside it in the same temporary folder, once."""
+    """Write the checkpoint as ONNX beside it, whole: two engines may do so at the same time."""
     import torch
 
     loaded, tokenizer, _ = _load_torch(model, threads)
@@ -187,15 +187,17 @@ def _export(model: str, threads: int) -> tuple[Path, Any]:
         names = ["input_ids", "attention_mask", "token_type_ids"]
         ids = torch.ones(2, 16, dtype=torch.long)
         axes = {0: "batch", 1: "length"}
+        unfinished = target.with_suffix(f".{os.getpid()}")
         torch.onnx.export(
             loaded,
             (ids, torch.ones_like(ids), torch.zeros_like(ids)),
-            target,
+            unfinished,
             input_names=names,
             output_names=["logits"],
             dynamic_axes=dict.fromkeys(names, axes) | {"logits": {0: "batch"}},
             dynamo=False,
         )
+        unfinished.replace(target)
     return target, tokenizer
 
 

@@ -19,6 +19,8 @@
     - IllegalTransitionError              409  illegal_transition
     - ResultNotReadyError                 409  result_not_ready       retryable
   + OverloadedError                       429  overloaded             retryable
+    - RateLimitedError                    429  rate_limited           retryable
+    - QuotaExceededError                  429  quota_exceeded
   + UnavailableError                      503  unavailable            retryable
     - StoreUnavailableError               503  store_unavailable      retryable
     - NoCapacityError                     503  no_capacity            retryable
@@ -38,6 +40,8 @@
 """
 
 from typing import ClassVar
+
+from contract.policies import RatePolicy
 
 __all__ = [
     "AddressRefusedError",
@@ -62,7 +66,9 @@ __all__ = [
     "OutOfMemoryError",
     "OverloadedError",
     "PoisonedError",
+    "QuotaExceededError",
     "RangeNotSatisfiableError",
+    "RateLimitedError",
     "RequestError",
     "ResultNotReadyError",
     "ScoreError",
@@ -82,7 +88,8 @@ class ScoreError(Exception):
     """Base of every error that we raise on purpose.
 
     ``param`` is the path of the request field at fault (``items[3]``), where there is one.
-    ``retry_after_s`` is a promise-free hint in seconds for retryable errors.
+    ``retry_after_s`` is a promise-free hint in seconds for retryable errors. ``policy`` is the
+    limit that was reached, where it is one.
     """
 
     code: ClassVar[str] = "internal"
@@ -90,9 +97,15 @@ class ScoreError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str = "",
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        policy: RatePolicy | None = None,
     ) -> None:
         super().__init__(message)
+        self.policy = policy
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
@@ -229,6 +242,19 @@ class OverloadedError(ScoreError):
     code = "overloaded"
     http_status = 429
     retryable = True
+
+
+class RateLimitedError(OverloadedError):
+    """The tenant sends more requests than it may."""
+
+    code = "rate_limited"
+
+
+class QuotaExceededError(OverloadedError):
+    """The tenant has all that it may have: waiting alone does not help, deleting does."""
+
+    code = "quota_exceeded"
+    retryable = False
 
 
 class UnavailableError(ScoreError):

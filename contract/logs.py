@@ -1,15 +1,32 @@
 """Logging for every process: one line per event, data in ``extra``, never inputs or secrets."""
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-__all__ = ["set_up_logging"]
+__all__ = ["redact", "set_up_logging"]
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+#: Keys of ours, signing secrets, what a header of a client carries, passwords in addresses.
+_SECRETS = re.compile(
+    r"(sk_[0-9a-f]{16}_)[\w-]+"
+    r"|(whsec_)[A-Za-z0-9+/=_-]+"
+    r"|(\b(?:Bearer|Basic) )[A-Za-z0-9+/=._~-]+"
+    r"|(://[^/@\s:\"]*:)[^@\s\"]+(?=@)"
+    r"|(\b(?:password|secret_access_key|session_token|sas_token|api_key)=)[^&\s\"]+",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Return ``text`` without what has the form of a secret: the last net."""
+    return _SECRETS.sub(lambda match: f"{next(filter(None, match.groups()))}…", text)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -23,12 +40,15 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return redact(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 class _TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
         extra = " ".join(f"{key}={value}" for key, value in _extra_of(record).items())

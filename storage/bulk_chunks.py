@@ -303,7 +303,8 @@ def _render_job(bulk_id: str, first_line: int, job: ChunkJob) -> dict[str, Any]:
     return {
         "id": job.id,
         "model": job.model,
-        "request": zlib.compress(job.request, 1),
+        "request": (packed := zlib.compress(job.request, 1)),
+        "stored_bytes": len(packed),
         "item_count": job.item_count,
         "estimated_tokens": job.estimated_tokens,
         "bulk_id": bulk_id,

@@ -50,6 +50,14 @@ _TAILS = f"""{_walk("later", "j.tenant > :after_tenant")}, {
 tails AS (
     SELECT model, lane, tenant FROM later UNION ALL SELECT model, lane, tenant FROM earlier)"""  # noqa: S608
 
+#: Tenants that have as much running as they may. Counted only where there is such a limit.
+_BUSY = """
+busy AS MATERIALIZED (
+    SELECT r.tenant FROM jobs r LEFT JOIN tenant_limits l ON l.tenant = r.tenant
+    WHERE r.state = 'running' AND (:max_running > 0 OR EXISTS (SELECT 1 FROM tenant_limits))
+    GROUP BY r.tenant, OWN
+    HAVING sum(r.estimated_tokens) >= nullif(coalesce(OWN, :max_running), 0))"""
+
 _SHARE = f"""
 share AS MATERIALIZED (
     SELECT model, CAST(max(2, :max_jobs * {2 * _WIDE} / count(*)) AS integer) AS rows
@@ -92,13 +100,14 @@ RETURNING id, tenant, model, lane, attempt, crash_count, error_count, item_count
 # the whole table for them.
 _POSTGRESQL = f"""
 WITH RECURSIVE {_TAILS.replace("MODELS", "json_array_elements_text(CAST(:models AS json))")},
+{_BUSY.replace("OWN", "CAST(CAST(l.limits AS json)->>'running_tokens' AS bigint)")},
 heads AS MATERIALIZED (
     SELECT t.model, t.lane, t.tenant, h.id, h.available_at, h.urgency
     FROM tails t CROSS JOIN LATERAL (
         SELECT j.id, j.available_at, {_URGENCY.replace("{alias}", "j")} AS urgency FROM jobs j
         WHERE j.model = t.model AND j.lane = t.lane AND j.tenant = t.tenant AND {_READY}
         ORDER BY j.available_at, j.id LIMIT 1) h
-    WHERE t.tenant IS NOT NULL),
+    WHERE t.tenant IS NOT NULL AND t.tenant NOT IN (SELECT tenant FROM busy)),
 {_SHARE.replace("max(2,", "greatest(2,")},
 ranked AS MATERIALIZED (
     SELECT c.id, c.available_at, c.crashes, c.urgency,
@@ -118,6 +127,7 @@ ranked AS MATERIALIZED (
 
 _SQLITE = f"""
 WITH RECURSIVE {_TAILS.replace("MODELS", "json_each(:models)")},
+{_BUSY.replace("OWN", "json_extract(l.limits, '$.running_tokens')")},
 heads AS MATERIALIZED (
     SELECT t.model, t.lane, t.tenant, h.id, h.available_at,
            {_URGENCY.replace("{alias}", "h")} AS urgency
@@ -125,7 +135,7 @@ heads AS MATERIALIZED (
         SELECT j.id FROM jobs j
         WHERE j.model = t.model AND j.lane = t.lane AND j.tenant = t.tenant AND {_READY}
         ORDER BY j.available_at, j.id LIMIT 1)
-    WHERE t.tenant IS NOT NULL),
+    WHERE t.tenant IS NOT NULL AND t.tenant NOT IN (SELECT tenant FROM busy)),
 {_SHARE},
 ranked AS MATERIALIZED (
     SELECT c.id, c.available_at, min(c.crash_count, 2) AS crashes,
@@ -139,5 +149,5 @@ ranked AS MATERIALIZED (
 """  # noqa: S608  # constants of ours
 
 #: By dialect; parameters: models (JSON), worker, max_jobs, max_tokens, lease_s, aged, ageing_s,
-#: last_lane, after_tenant.
+#: last_lane, after_tenant, max_running.
 CLAIM = {"postgresql": _POSTGRESQL, "sqlite": _SQLITE}

@@ -22,6 +22,8 @@ from storage.refs import TensorRef, decode_tensors
 from storage.statements import Claim, execute, pack, pack_claims, parse_hint, render_hint
 
 __all__ = [
+    "AGED_EVERY",
+    "AGEING_S",
     "Claim",
     "ClaimedJob",
     "KeptScores",
@@ -35,9 +37,10 @@ __all__ = [
     "unhinted_jobs",
 ]
 
-#: Jobs that waited longer are served before their lane's turn in one claim of ``_AGED_EVERY``.
+#: Jobs that waited longer are served before their lane's turn in one claim of ``AGED_EVERY``.
 AGEING_S = 60.0
-_AGED_EVERY = 8
+#: Two in a row would hold up what has just come: who claims again and again counts.
+AGED_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
     aged_first: bool | None = None,
     last_lane: Lane = LANES[-1],
     after_tenant: str = "",
+    max_running_tokens: int = 0,
 ) -> list[ClaimedJob]:
     """Take up to ``max_jobs`` queued jobs of one of ``models``, the most urgent lane first.
 
@@ -108,9 +112,10 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
     serves what waited longest, so that a busy lane cannot starve those behind it. Lanes behind
     ``last_lane`` are left alone. Of very many tenants a claim sees a window of names around
     ``after_tenant``: give it what ``next_tenant`` returns, so that the window moves on.
+    Tenants with ``max_running_tokens`` running (0: any), or as their own limits say, get no more.
     """
     if aged_first is None:
-        aged_first = random.randrange(_AGED_EVERY) == 0  # noqa: S311
+        aged_first = random.randrange(AGED_EVERY) == 0  # noqa: S311
     parameters = {
         "worker": worker,
         "models": msgspec.json.encode(sorted(models)).decode(),
@@ -121,6 +126,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
         "ageing_s": AGEING_S,
         "last_lane": LANES.index(last_lane),
         "after_tenant": after_tenant,
+        "max_running": max_running_tokens,
     }
     result = await execute(tx, CLAIM[tx.dialect.name], parameters)
     claimed = [

@@ -209,7 +209,7 @@ def _open_postgresql(url: str, command_timeout_s: float) -> AsyncEngine:
     )
     event.listen(engine.sync_engine, "handle_error", _give_up_silent)
     event.listen(engine.sync_engine, "connect", _watch_peer)
-    engine.sync_engine.dialect.do_ping = _ping  # type: ignore[method-assign]  # it knows no timeout
+    engine.sync_engine.dialect.do_ping = _ping  # type: ignore[assignment, method-assign]  # it knows no timeout
     return engine
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from contract.errors import ConflictError, NotFoundError
+from contract.errors import NotFoundError, QuotaExceededError
+from contract.policies import RatePolicy
 from contract.webhooks import create_secret
 from storage.database import Transaction
 from storage.ids import create_id
@@ -21,7 +22,6 @@ from storage.tenancy import check_owner
 from storage.tenants import OVERLAP_S
 
 __all__ = [
-    "MAX_ENDPOINTS",
     "EndpointChange",
     "EndpointRow",
     "create_endpoint",
@@ -37,8 +37,8 @@ __all__ = [
     "update_endpoint",
 ]
 
-#: The most endpoints of one tenant: each terminal event is matched with all of them.
-MAX_ENDPOINTS = 100
+_UNLIMITED = 2**31 - 1
+_RETRY_S = 60.0
 _GONE = "the receiver answered 410: it wants no more events"
 _HOPELESS = "every attempt of the last days failed"
 
@@ -75,14 +75,17 @@ class EndpointChange:
     description: str
 
 
-async def create_endpoint(tx: Transaction, tenant: str, wanted: EndpointChange) -> EndpointRow:
-    """Add an endpoint with a new secret. Raises ``ConflictError`` where there are too many."""
+async def create_endpoint(
+    tx: Transaction, tenant: str, wanted: EndpointChange, *, most: int = 0
+) -> EndpointRow:
+    """Add an endpoint with a new secret. Raises ``QuotaExceededError`` where there are ``most``."""
     endpoint_id = create_id("whe")
     values = _values(wanted) | {"id": endpoint_id, "tenant": tenant, "secret": create_secret()}
-    added = await execute(tx, _ADD, values | {"most": MAX_ENDPOINTS})
+    added = await execute(tx, _ADD, values | {"most": most or _UNLIMITED})
     if added.rowcount == 0:
-        message = f"there are {MAX_ENDPOINTS} endpoints already; delete one first"
-        raise ConflictError(message)
+        message = f"there are {most} endpoints already, as many as there may be; delete one first"
+        policy = RatePolicy("webhook-endpoints", most, 0, _RETRY_S)
+        raise QuotaExceededError(message, retry_after_s=_RETRY_S, policy=policy)
     return await get_endpoint(tx, tenant, endpoint_id)
 
 

@@ -171,7 +171,7 @@ async def _drop_unknown(database: Database, store: BlobStore, keys: list[str]) -
 _DELETE = """
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
-    metadata = '{}', webhook_url = NULL, version = version + 1
+    metadata = '{}', webhook_url = NULL, stored_bytes = NULL, version = version + 1
 WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL
   AND state NOT IN ('queued', 'running')
 RETURNING blob_key

@@ -7,7 +7,7 @@ from storage.database import Transaction
 from storage.statements import execute
 from storage.tables import idempotency_keys
 
-__all__ = ["KEPT_S", "bind", "drop_expired_keys", "find_or_claim"]
+__all__ = ["KEPT_S", "bind", "drop_expired_keys", "find_or_claim", "is_bound"]
 
 #: How long a key is remembered.
 KEPT_S = 86400.0
@@ -34,6 +34,12 @@ async def find_or_claim(
     return job_id
 
 
+async def is_bound(tx: Transaction, tenant: str, route: str, key: str) -> bool:
+    """Tell whether ``key`` stands for something already."""
+    names = {"tenant": tenant, "route": route, "key": key}
+    return (await execute(tx, _IS_BOUND, names | {"kept_s": KEPT_S})).one_or_none() is not None
+
+
 async def bind(tx: Transaction, tenant: str, route: str, key: str, job_id: str) -> None:
     """Let ``key`` stand for ``job_id``, in the transaction that claimed it and added the job."""
     values = {"tenant": tenant, "route": route, "key": key, "job_id": job_id}
@@ -52,6 +58,12 @@ ON CONFLICT (tenant, route, key) DO UPDATE
 SET body_hash = excluded.body_hash, job_id = NULL, created_at = excluded.created_at
 WHERE idempotency_keys.created_at < {now} - :kept_s
 RETURNING key
+"""
+
+_IS_BOUND = """
+SELECT 1 FROM idempotency_keys
+WHERE tenant = :tenant AND route = :route AND key = :key AND job_id IS NOT NULL
+  AND created_at >= {now} - :kept_s
 """
 
 _BIND = """

@@ -127,6 +127,7 @@ def _render(outcome: JobOutcome) -> dict[str, Any]:
         "new_error": _text(outcome.error),
         "new_receipt": None if outcome.receipt is None else outcome.receipt[0],
         "new_tensors": encode_tensors(outcome.tensors),
+        "new_bytes": sum(tensor.end - tensor.begin for tensor in outcome.tensors),
     }
 
 
@@ -136,7 +137,8 @@ def _text(raw: bytes | None) -> str | None:
 
 _ROWS = (
     "id text, attempt integer, new_state text, new_scored integer, new_failed integer, "
-    "new_usage text, new_result text, new_error text, new_receipt text, new_tensors text"
+    "new_usage text, new_result text, new_error text, new_receipt text, new_tensors text, "
+    "new_bytes bigint"
 )
 
 _COMPLETE = f"""
@@ -150,6 +152,7 @@ UPDATE jobs SET
     error = CASE WHEN cancel_requested_at IS NULL THEN new_error ELSE NULL END,
     receipt_hash = new_receipt,
     blob_key = :blob_key,
+    stored_bytes = coalesce(length(request), 0) + new_bytes,
     tensors = CASE WHEN cancel_requested_at IS NULL THEN new_tensors ELSE NULL END,
     finished_at = {{now}}, expires_at = {{now}} + expires_after_s,
     lease_until_at = NULL, version = version + 1

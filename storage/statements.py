@@ -30,7 +30,13 @@ __all__ = [
 #: finish another's job; one on the attempt alone overwrites a finished one.
 FENCE = "j.attempt = c.attempt AND j.state = 'running'"
 
-_PG_TYPES = {"text": "text", "integer": "integer", "real": "float8", "boolean": "boolean"}
+_PG_TYPES = {
+    "text": "text",
+    "integer": "integer",
+    "bigint": "bigint",
+    "real": "float8",
+    "boolean": "boolean",
+}
 
 
 @dataclass(frozen=True, slots=True)

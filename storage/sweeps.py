@@ -132,7 +132,7 @@ WITH due AS MATERIALIZED (
     ORDER BY j.expires_at LIMIT :limit {skip j})
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
-    metadata = '{}', webhook_url = NULL, version = version + 1
+    metadata = '{}', webhook_url = NULL, stored_bytes = NULL, version = version + 1
 FROM due WHERE jobs.id = due_id
 RETURNING id, blob_key
 """

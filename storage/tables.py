@@ -58,10 +58,10 @@ _Sequence = BigInteger().with_variant(Integer, "sqlite")
 _Json = JSON().with_variant(JSONB, "postgresql")
 
 
-_BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
-_IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 #: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
+_BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
+_IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
@@ -118,13 +118,7 @@ jobs = Table(
     # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
     # In the order of available_at, which no other index has: PostgreSQL would take that one.
     _partial(
-        "ix_jobs_queued",
-        "model",
-        "lane",
-        "tenant",
-        "available_at",
-        "id",
-        where="state = 'queued'",
+        "ix_jobs_queued", "model", "lane", "tenant", "available_at", "id", where="state = 'queued'"
     ),
     _partial("ix_jobs_running", "lease_until_at", where="state = 'running'"),
     _partial("ix_jobs_unhinted", "created_at", where="state = 'queued' AND hinted_at IS NULL"),
@@ -139,13 +133,7 @@ jobs = Table(
     _partial("ix_jobs_bulk", "bulk_id", "id", where="bulk_id IS NOT NULL"),
     _partial("ix_jobs_blob", "blob_key", where="blob_key IS NOT NULL"),
     # Lists of what is rare: no row of a job that succeeds is in them.
-    _partial(
-        "ix_jobs_ended",
-        "tenant",
-        "state",
-        "id",
-        where=RARE,
-    ),
+    _partial("ix_jobs_ended", "tenant", "state", "id", where=RARE),
     _partial("ix_jobs_error", "tenant", "id", where="error IS NOT NULL"),
     _partial(
         "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"

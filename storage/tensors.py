@@ -6,13 +6,14 @@ own ``serialize`` wants raw pointers since 0.8; the tests hold these files again
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 __all__ = ["ITEM_BYTES", "Tensor", "TensorEntry", "parse_header", "render_safetensors"]
 
 _MAX_HEADER_BYTES = 100_000_000
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 #: Bytes per element, by safetensors' name of the type.
 ITEM_BYTES = {
@@ -53,6 +54,12 @@ class TensorEntry(NamedTuple):
     end: int
 
 
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**62)]]
+    data_offsets: tuple[_Offset, _Offset]
+
+
 def render_safetensors(
     tensors: Sequence[tuple[str, str, Sequence[int], bytes | memoryview]],
     metadata: Mapping[str, str] | None = None,
@@ -85,29 +92,46 @@ def render_safetensors(
     return b"".join([len(raw).to_bytes(8, "little"), raw, *(tensor.data for tensor in ordered)])
 
 
-def parse_header(data: bytes) -> list[TensorEntry]:
+def parse_header(data: bytes, *, size_bytes: int | None = None) -> list[TensorEntry]:
     """Return the tensors of a file that starts with ``data``, in the order of their bytes.
 
-    ``data`` must hold at least the header. Raises ``ValueError`` where it does not.
+    ``data`` must hold at least the header; ``size_bytes``, where known, is how long the file is.
+    Raises ``ValueError`` for a header that is not whole, or that names types, shapes and places
+    which do not agree: nothing is read by it then.
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > _MAX_HEADER_BYTES or len(data) < 8 + length:
         message = "the data does not hold a whole safetensors header"
         raise ValueError(message)
     try:
-        header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, dict[str, Any]])
-        entries = [
-            TensorEntry(
-                name,
-                entry["dtype"],
-                entry["shape"],
-                8 + length + entry["data_offsets"][0],
-                8 + length + entry["data_offsets"][1],
-            )
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+        raw = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        header = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = "the data does not start with a safetensors header"
         raise ValueError(message) from error
-    return sorted(entries, key=lambda entry: entry.begin)
+    entries = [
+        TensorEntry(name, entry.dtype, entry.shape, *(8 + length + at for at in entry.data_offsets))
+        for name, entry in header.items()
+    ]
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    _check_places(entries, 8 + length, size_bytes)
+    return entries
+
+
+def _check_places(entries: Sequence[TensorEntry], begin: int, size_bytes: int | None) -> None:
+    """Each tensor as long as its shape, one right after the other, to the end of the file."""
+    for entry in entries:
+        if entry.dtype not in ITEM_BYTES:
+            message = f"{entry.name[:100]!r} has the type {entry.dtype[:20]!r}, which is not known"
+            raise ValueError(message)
+        if (
+            entry.begin != begin
+            or entry.end - begin != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
+        ):
+            message = f"{entry.name[:100]!r} does not lie where its header says"
+            raise ValueError(message)
+        begin = entry.end
+    if size_bytes is not None and begin != size_bytes:
+        message = f"the header describes {begin} bytes, the file has {size_bytes}"
+        raise ValueError(message)

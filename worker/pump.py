@@ -14,7 +14,7 @@ from contract.errors import ModelUnavailableError, StoreUnavailableError
 from contract.jobs import LANES
 from contract.models import ModelState
 from storage import workers
-from storage.claims import Claim, ClaimedJob, claim_jobs, next_tenant
+from storage.claims import AGED_EVERY, Claim, ClaimedJob, claim_jobs, next_tenant
 from storage.statements import render_hint
 from worker.crashing import crash_here
 from worker.engine.seam import Scorer
@@ -74,6 +74,9 @@ class Pump:
         self._claimed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._swept_at = 0.0
         self._after_tenant = ""
+        self._claims = 0
+        #: Estimated tokens of all jobs that were claimed: how fast the queue empties.
+        self.tokens_claimed = 0
         self._backoff_s = _FIRST_BACKOFF_S
 
     def wake(self) -> None:
@@ -139,6 +142,7 @@ class Pump:
         if not models:
             return []
         since = time.monotonic()
+        self._claims += 1  # not by chance: two aged claims in a row would hold up what is new
         try:
             async with self._tasks.stores.database.transaction() as tx:
                 jobs = await claim_jobs(
@@ -150,6 +154,8 @@ class Pump:
                     lease_s=self._settings.lease_s,
                     last_lane=LANES[0] if place.urgent else LANES[-1],
                     after_tenant=self._after_tenant,
+                    aged_first=self._claims % AGED_EVERY == 0,
+                    max_running_tokens=self._settings.tenant_running_tokens,
                 )
         except StoreUnavailableError as error:  # the next sweep tries again
             _LOG.warning("nothing claimed", extra={"reason": error.message})
@@ -161,6 +167,7 @@ class Pump:
         if jobs:
             crash_here("after_claim", self._settings.crash_at)
         self._after_tenant = next_tenant(self._after_tenant, jobs)
+        self.tokens_claimed += sum(job.estimated_tokens for job in jobs)
         self._tasks.leases.hold(jobs, since=since)
         self._remember(jobs)
         return jobs

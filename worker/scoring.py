@@ -93,6 +93,7 @@ class Scoring:
             "jobs_retried": counts.retried,
             "commits": counts.commits,
             "commit_seconds": counts.commit_s,
+            "tokens_claimed": self.pump.tokens_claimed,
             "batches": self._batcher.batches,
             "forward_seconds": self._batcher.forward_s,
             "padding_tokens": self._count_padding(),

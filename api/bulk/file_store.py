@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contract.errors import TooLargeError
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.files import FileRow, finish_file, part_key, start_file
+from storage.files import FileRow, drop_file, finish_file, part_key, start_file
 
 __all__ = ["PART_BYTES", "FileWriter", "read_pieces"]
 
@@ -74,6 +74,12 @@ class FileWriter:
                 sha256=self._sha256.hexdigest(),
                 expires_after_s=expires_after_s,
             )
+
+    async def abort(self) -> None:
+        """Take back what was written: nobody will finish it."""
+        await self._blobs.delete([part_key(self.file_id, part) for part in range(self._parts + 1)])
+        async with self._database.transaction() as tx:
+            await drop_file(tx, self.file_id)
 
     async def _put(self, part: bytes) -> None:
         await asyncio.to_thread(self._sha256.update, part)

@@ -21,6 +21,10 @@ _PARQUET_MAGIC = b"PAR1"
 _GZIP_WINDOW = 31
 _UNPACKED_BYTES = 1024 * 1024
 _ROWS_A_BLOCK = 2048
+_BLANK_LINES = 10_000
+#: What a gzip may unpack to, beside its first mebibytes: rows of JSON reach 50 times.
+_LARGEST_RATIO = 200
+_UNPACKED_FREE_BYTES = 64 * 1024 * 1024
 
 
 async def read_lines(
@@ -87,6 +91,9 @@ class _LineSplitter:
             self._skipping = False
         elif not text:
             self._blank += 1
+            if self._blank > _BLANK_LINES:  # a megabyte of gzip may hold a thousand million of them
+                message = f"more than {_BLANK_LINES} empty lines follow line {self._number}"
+                raise MalformedRequestError(message)
         else:
             if self._blank:
                 self._flush_blank(lines)
@@ -120,6 +127,7 @@ class _Unpacker:
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(_GZIP_WINDOW)
+        self._left = _UNPACKED_FREE_BYTES
 
     def unpack(self, data: bytes) -> tuple[bytes, bytes]:
         """Return at most a mebibyte, and what is left to be unpacked."""
@@ -130,7 +138,12 @@ class _Unpacker:
         except zlib.error as error:
             message = f"the gzip is broken: {error}"
             raise MalformedRequestError(message) from error
-        return unpacked, self._inner.unconsumed_tail or self._inner.unused_data
+        rest = self._inner.unconsumed_tail or self._inner.unused_data
+        self._left += (len(data) - len(rest)) * _LARGEST_RATIO - len(unpacked)
+        if self._left < 0:
+            message = f"the gzip unpacks to more than {_LARGEST_RATIO} times its size"
+            raise MalformedRequestError(message)
+        return unpacked, rest
 
     def check_end(self) -> None:
         """Raise ``MalformedRequestError`` where the last member has no end."""

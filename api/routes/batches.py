@@ -8,6 +8,7 @@ from aiohttp import web
 from api.bodies import check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
+from api.limits import check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
 from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
@@ -77,9 +78,12 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
         body_hash=None if key is None else key.body_hash,
         deadline_s=_WINDOW_S,
     )
+    fault = await find_bulk_fault(request, options.lane)
     async with request.app[DATABASE].transaction() as tx:
         await files.get_file(tx, tenant_of(request), wanted.input_file_id)
-        row, _ = await bulks.add_bulk(tx, new)
+        row, replayed = await bulks.add_bulk(tx, new)
+        if not replayed:
+            await check_open_bulks(request, tx, fault)
         shown = await _render(tx, row)
     request.app[BULKS].wake()
     return json_response(shown)

@@ -11,6 +11,7 @@ from api.bulk.exports import serve_results
 from api.bulk.retrying import retry_bulk
 from api.bulk.settings import BulkOptions, BulkSource
 from api.bulk.uris import open_uri
+from api.limits import check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
 from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
 from api.submission import request_key
@@ -94,8 +95,11 @@ async def add_bulk(
         key=None if key is None else key.key,
         body_hash=None if key is None else key.body_hash,
     )
+    fault = await find_bulk_fault(request, options.lane)
     async with request.app[DATABASE].transaction() as tx:
         row, replayed = await bulks.add_bulk(tx, new)
+        if not replayed:
+            await check_open_bulks(request, tx, fault)
     request.app[BULKS].wake()
     headers = {"Location": f"/v1/bulks/{row.id}"}
     if replayed:

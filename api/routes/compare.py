@@ -11,6 +11,7 @@ from api.bodies import json_response
 from api.bulk.access import find_bulk
 from api.bulk.comparing import Comparer, Comparison, differing_fields
 from api.bulk.results import LineResult, read_results
+from api.job_access import parse_job_id
 from api.results import read_scores
 from api.state import BLOBS, DATABASE, tenant_of
 from contract.bulks import ENDED_BULKS
@@ -32,7 +33,7 @@ def add_routes(app: web.Application) -> None:
 
 async def compare_jobs(request: web.Request) -> web.StreamResponse:
     """Compare two jobs item by item."""
-    names = (request.match_info["a"], request.match_info["b"])
+    names = [parse_job_id(request, name) for name in ("a", "b")]
     async with request.app[DATABASE].snapshot() as tx:
         rows = [await get_job(tx, tenant_of(request), name) for name in names]
         receipts = [await _receipt_of(tx, row) for row in rows]

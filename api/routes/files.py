@@ -1,5 +1,6 @@
 """``/v1/files``: upload, look, list, read, delete, as OpenAI's clients do. Bytes are streamed."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,6 +10,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from api.bodies import check_plain_text, json_response
 from api.bulk.file_store import FileWriter, read_pieces
+from api.limits import GATE, refuse_bytes
+from api.pacing import Pace
 from api.pages import parse_limit
 from api.state import BLOBS, DATABASE, SETTINGS, tenant_of
 from contract.errors import InvalidRequestError, MalformedRequestError, NotFoundError
@@ -57,6 +60,7 @@ async def post_file(request: web.Request) -> web.StreamResponse:
         message = f"purpose must be batch, not {purpose[:100]!r}"
         raise InvalidRequestError(message, param="purpose")
     row = await writer.finish(purpose=purpose, expires_after_s=_parse_expiry(fields))
+    request.app[GATE].forget_bytes(tenant_of(request))
     return json_response(render_file(row))
 
 
@@ -101,6 +105,7 @@ async def delete_file(request: web.Request) -> web.StreamResponse:
     file_id = (await _find(request)).id
     async with request.app[DATABASE].transaction() as tx:
         await files.delete_file(tx, tenant_of(request), file_id)
+    request.app[GATE].forget_bytes(tenant_of(request))
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -152,6 +157,7 @@ async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
 
 async def _receive(request: web.Request, part: BodyPartReader) -> FileWriter:
     filename = check_plain_text((part.filename or "upload")[:255], "file")
+    free_bytes = await request.app[GATE].free_bytes(tenant_of(request))
     writer = await FileWriter.start(
         request.app[DATABASE],
         request.app[BLOBS],
@@ -160,8 +166,15 @@ async def _receive(request: web.Request, part: BodyPartReader) -> FileWriter:
         purpose="",
         max_bytes=request.app[SETTINGS].max_file_bytes,
     )
-    while data := await part.read_chunk(_READ_BYTES):
-        await writer.write(bytes(data))
+    pace = Pace(request.app[SETTINGS].body_timeout_s)
+    try:
+        while data := await pace.keep(part.read_chunk(_READ_BYTES)):
+            await writer.write(bytes(data))
+            if free_bytes is not None and writer.size_bytes > free_bytes:
+                refuse_bytes(free_bytes)
+    except BaseException:
+        await asyncio.shield(writer.abort())
+        raise
     return writer
 
 

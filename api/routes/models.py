@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import json_response
+from api.limits import OWN_LIMITS
 from api.pages import MAX_PAGE
 from api.results import MAX_JSON_BYTES
 from api.routes.rescore import FILTERED_JOBS
@@ -57,7 +58,9 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 async def get_limits(request: web.Request) -> web.StreamResponse:
     """Name every limit with its value."""
-    return json_response(collect_limits(request.app[SETTINGS]))
+    limits = msgspec.structs.asdict(request[OWN_LIMITS])
+    own = {f"tenant_{name}": most for name, most in limits.items()}
+    return json_response(collect_limits(request.app[SETTINGS]) | own)
 
 
 def collect_limits(settings: Settings) -> dict[str, float]:

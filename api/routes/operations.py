@@ -32,6 +32,7 @@ COUNTERS = {
     "jobs_completed": "Jobs whose end a worker wrote",
     "items_scored": "Items that got their scores",
     "tokens_scored": "Prompt tokens of the jobs whose end a worker wrote",
+    "tokens_claimed": "Estimated tokens of the jobs that workers took",
     "jobs_released": "Jobs given back untouched",
     "jobs_retried": "Attempts that failed and are due again",
     "jobs_poisoned": "Jobs that ended because their workers kept dying",

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.limits import OWN_LIMITS
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_rendering import render_endpoint
@@ -82,7 +83,8 @@ async def post_endpoint(request: web.Request) -> web.StreamResponse:
     async with request.app[DATABASE].transaction() as tx:
         made = await find_made(request, tx, body)
         if made is None:
-            row = await endpoints.create_endpoint(tx, tenant, change)
+            most = request[OWN_LIMITS].webhook_endpoints or 0
+            row = await endpoints.create_endpoint(tx, tenant, change, most=most)
             await keep_made(request, tx, body, row.id)
         else:
             row = await endpoints.get_endpoint(tx, tenant, made)

@@ -73,7 +73,13 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
  * @returns {Promise<any>}
  */
 export async function getJson(path, signal) {
-  return (await send(path, { signal })).json();
+  const answer = await send(path, { signal });
+  try {
+    return await answer.json();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError("The answer was cut off.");
+  }
 }
 
 /**

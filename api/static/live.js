@@ -48,17 +48,25 @@ export function watch(listener, signal) {
 
 /**
  * Call `listener` when queue or counters have moved: a job was taken in, was begun or has ended.
- * Where the stream may not be read there is only the clock.
  * @param {() => void} listener
  * @param {AbortSignal} signal
  */
 export function watchWork(listener, signal) {
   let seen = signature();
-  watch(() => {
+  watchClock(() => {
     const now = signature();
-    if (now !== seen) listener();
+    if (now !== seen || state.status === "denied") listener();
     seen = now;
   }, signal);
+}
+
+/**
+ * Call `listener` with every overview; where the stream may not be read, every few seconds.
+ * @param {() => void} listener
+ * @param {AbortSignal} signal
+ */
+export function watchClock(listener, signal) {
+  watch(({ status }) => status === "live" && listener(), signal);
   const timer = setInterval(() => state.status === "denied" && !document.hidden && listener(), DENIED_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
 }

@@ -66,10 +66,11 @@ function query(request) {
 }
 
 /**
+ * The items of a request; null where there is none.
  * @param {any} request
  * @returns {(string | number[])[] | null}
  */
-function itemsOf(request) {
+export function itemsOf(request) {
   if (request === null || request?.items === undefined) return null;
   return typeof request.items === "string" ? [request.items] : request.items;
 }

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from contract.scores import Problem
+from storage.claims import retry_later
+from storage.sweeps import reap_jobs
 from tests.api.service import Service
+from tests.storage.factories import run_sql
 
 HOOK = "https://example.org/hook"
 
@@ -276,3 +279,61 @@ async def test_a_client_that_leaves_loses_nothing(service: Service) -> None:
 
     answer = await service.get(f"/v1/jobs/{claimed[0].id}?wait=5")
     assert answer.json["state"] == "succeeded"
+
+
+async def test_the_request_is_shown_as_recorded(service: Service) -> None:
+    """What was asked and nothing else; 404 for an unknown job, 410 once it is deleted."""
+    job_id = await service.submit(query="q", apply_softmax=True, metadata={"a": "b"})
+    answer = await service.get(f"/v1/jobs/{job_id}/request")
+    await service.finish(await service.claim())
+    await service.request("DELETE", f"/v1/jobs/{job_id}")
+    gone = await service.get(f"/v1/jobs/{job_id}/request")
+    unknown = await service.get(f"/v1/jobs/job_{'0' * 32}/request")
+    odd = await service.get("/v1/jobs/x/request")
+
+    asked = {"model": "tiny", "items": ["a", "b"], "query": "q", "apply_softmax": True}
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json == asked
+    assert (gone.status, unknown.status, odd.status) == (410, 404, 404)
+
+
+async def test_jobs_are_listed_by_their_bulk(service: Service) -> None:
+    """A job names its bulk; what is no bulk's id is refused."""
+    bulk_id = f"blk_{'1' * 32}"
+    job_id = await service.submit()
+    await service.submit()
+    update = "UPDATE jobs SET bulk_id = :bulk WHERE id = :id"
+    await run_sql(service.database, update, bulk=bulk_id, id=job_id)
+
+    listed = await service.get(f"/v1/jobs?bulk={bulk_id}")
+    odd = await service.get("/v1/jobs?bulk=x")
+
+    assert [(job["id"], job["bulk"]) for job in listed.json["data"]] == [(job_id, bulk_id)]
+    assert odd.status == 404
+
+
+async def test_a_poisoned_job_shows_its_history(service: Service) -> None:
+    """Per attempt its worker, when, and how it ended; a job at its first attempt has none."""
+    job_id = await service.submit()
+    fresh = (await service.get(f"/v1/jobs/{job_id}")).json["history"]
+    (failed,) = await service.claim()
+    async with service.database.transaction() as tx:
+        await retry_later(tx, [failed.claim], b'{"code":"forward_failed","message":"m"}', 0.0)
+    await service.claim()
+    await run_sql(service.database, "UPDATE jobs SET lease_until_at = 1")
+    async with service.database.transaction() as tx:
+        await reap_jobs(tx, max_crashes=1, limit=10)
+
+    job = (await service.get(f"/v1/jobs/{job_id}")).json
+    listed = (await service.get("/v1/jobs?state=failed&error_code=poisoned")).json["data"]
+
+    assert fresh == []
+    assert job["state"] == "failed"
+    assert job["error"]["code"] == "poisoned"
+    assert [(end["attempt"], end["outcome"], end["worker"]) for end in job["history"]] == [
+        (1, "failed", "w"),
+        (2, "lost", "w"),
+    ]
+    assert job["history"][0]["error"]["code"] == "forward_failed"
+    assert all(end["started_at"] <= end["ended_at"] for end in job["history"])
+    assert [each["id"] for each in listed] == [job_id]

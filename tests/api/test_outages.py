@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from api.app import _keep_running
+from api.limits import Gate
 from api.state import CATALOG, SUBMITTER
 from api.submitter import Submission, Submitter
 from api.waiting import Waiters
+from contract.config import Settings
 from contract.errors import StoreUnavailableError
 from contract.jobs import Lane
 from storage import jobs
@@ -185,7 +187,7 @@ async def test_a_stopping_submitter_answers_everybody(
 ) -> None:
     """Who is still waiting when the process stops is told to come again."""
     queue = Queue(redis_url)
-    submitter = Submitter(sqlite_database, queue)
+    submitter = Submitter(sqlite_database, queue, Gate(sqlite_database, Settings()))
     async with sqlite_database.transaction():
         running = asyncio.create_task(submitter.run())
         submits = [asyncio.create_task(submitter.submit(Submission(NEW))) for _ in range(3)]
@@ -206,7 +208,7 @@ async def test_a_submit_does_not_wait_for_ever(
     """A store that does not answer in time is 503, and the job is then not added."""
     monkeypatch.setattr("api.submitter._ANSWER_TIMEOUT_S", 0.05)
     queue = Queue(redis_url)
-    submitter = Submitter(sqlite_database, queue)
+    submitter = Submitter(sqlite_database, queue, Gate(sqlite_database, Settings()))
 
     with pytest.raises(StoreUnavailableError):
         await submitter.submit(Submission(NEW))

@@ -1,7 +1,6 @@
 """Nobody sees what is another's: every route with a foreign id, every list, every wait."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -84,7 +83,7 @@ async def wait_for_bulk(tenant: Tenant, bulk_id: str) -> Any:  # what the servic
 
 
 @pytest.fixture
-async def owner(guarded: Service) -> AsyncIterator[_Owner]:
+async def owner(guarded: Service) -> _Owner:
     """The tenant that has everything."""
     owner = _Owner(await make_tenant(guarded, "owner"))
     await owner.fill()

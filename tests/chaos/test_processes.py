@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from contract.jobs import JobState
+from storage.attempts import list_attempts
 from storage.blobs import BlobStore
 from storage.counters import read_counts
 from storage.database import Database
@@ -182,8 +183,13 @@ async def test_an_input_that_ends_the_process_is_found(setting: Setting) -> None
     with contextlib.suppress(asyncio.CancelledError):
         await keeping
 
+    async with setting.bench.database.snapshot() as tx:
+        history = await list_attempts(tx, rows[0].id)
+
     assert rows[0].state is JobState.FAILED
     assert setting.bench.problem(rows[0]).code == "poisoned"
+    assert [(end.attempt, end.outcome) for end in history] == [(n, "lost") for n in (1, 2, 3)]
+    assert len({end.worker for end in history}) == 3
     assert (rows[0].crash_count, rows[0].attempt) == (3, 3)
     assert {row.state for row in rows[1:]} == {JobState.SUCCEEDED}
     assert max(row.crash_count for row in rows[1:]) < 3

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from contract.logs import set_up_logging
+from contract.logs import redact, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +56,36 @@ def test_text_lines_end_in_the_extra_fields(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().err
     assert printed.rstrip().endswith("here: claimed jobs=3")
     assert "arguments" not in printed
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk_0123456789abcdef_" + "S" * 43,
+        "whsec_" + "S" * 32,
+        "Authorization: Bearer SSSSSSSS",
+        "postgresql+asyncpg://user:SSSSSSSS@host/name",
+        "redis://:SSSSSSSS@host:6379/0",
+        "s3://bucket?access_key_id=x&secret_access_key=SSSSSSSS&region=y",
+    ],
+)
+def test_what_has_the_form_of_a_secret_is_cut_out(secret: str) -> None:
+    """Whoever logs one by mistake; what stands around it stays."""
+    cleaned = redact(f"before {secret} after")
+
+    assert "SSSS" not in cleaned
+    assert cleaned.startswith("before ")
+    assert cleaned.endswith(" after")
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_lines_are_cleaned_in_both_styles(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the message, in the data beside it, and in tracebacks."""
+    set_up_logging(level="INFO", style=style)
+    key = "sk_0123456789abcdef_" + "S" * 43
+    try:
+        int(key)
+    except ValueError:
+        logging.getLogger("x").exception("lost %s", key, extra={"url": f"redis://:{'S' * 9}@h/0"})
+
+    assert "SSSS" not in capsys.readouterr().err

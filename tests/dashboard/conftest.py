@@ -21,7 +21,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "sentiment": {"source": SOURCE},
     "judge": {"source": SOURCE, "path": "causal"},
     "short": {"source": SOURCE, "max_tokens": 16},
+    "later": {"source": SOURCE},
 }
+#: What the worker serves; jobs of the others wait.
+SERVED = ("sentiment", "judge", "short")
+#: The only model of the bare service.
+HOSTILE_MODEL = "<img src=x onerror=alert(1)>"
 
 Look = Callable[..., Coroutine[Any, Any, Sight]]
 
@@ -41,15 +46,24 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A service with a worker that serves three models."""
+    """A service with a worker that serves all models but one."""
     settings = {"SCOREKEEP_SWEEP_S": "0.2", "SCOREKEEP_HEARTBEAT_S": "0.5"}
     folder = tmp_path_factory.mktemp("dashboard")
     with start_redis() as redis_url:
         async with Stack(folder, redis_url, MODELS, settings=settings) as made:
-            await made.start_worker()
+            await made.start_worker(*(f"--model={name}" for name in SERVED))
             await made.wait_for("/readyz")
             yield made
             await made.stop_all()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def bare(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Another service on data of its own: no worker, and never a job."""
+    models = {f'"{HOSTILE_MODEL}"': {"source": SOURCE}}
+    async with Stack(tmp_path_factory.mktemp("bare"), stack.redis_url, models) as made:
+        yield made
+        await made.stop_all()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -54,7 +54,7 @@ async def test_dead_jobs_are_listed_and_retried(tmp_path: Path, redis_url: str) 
     assert json.loads(retried[1])["state"] == "queued"
     assert again[job_id]["attempt"] == 2
     assert "model_unavailable" in shown[1]
-    assert unknown[0] == 2
+    assert unknown[0] == 1
     assert "there is no job" in unknown[2]
 
 

@@ -42,10 +42,18 @@ def see(layout: Any, window: int | None) -> Any:
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("window", [None, 4, 11])
 @pytest.mark.parametrize("elements", [1 << 25, 1 << 8])
+@pytest.mark.parametrize("merged", [True, False])
 def test_attention_equals_a_dense_mask(
-    softcap: float | None, window: int | None, elements: int, monkeypatch: pytest.MonkeyPatch
+    softcap: float | None,
+    window: int | None,
+    elements: int,
+    merged: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Grouped queries, three levels, equal and unequal lengths, in parts or at once."""
+    """Grouped queries, three levels, equal and unequal lengths, in parts, at once or merged."""
+    assert attention._FLASH is not None
+    if not merged:
+        monkeypatch.setattr(attention, "_FLASH", None)
     monkeypatch.setattr(attention, "_SCORE_ELEMENTS", elements)
     ids = np.arange(40, dtype=np.int32)
     branches = (ids[:4], ids[:2], ids[:1], ids[5:9])

@@ -171,7 +171,10 @@ def test_jobs_can_be_looked_at(
     assert script.calls[-1].query == {"state": "failed", "model": "m", "limit": "3"}
     script.answer({"data": [job()]})
     assert main(["jobs", "list", "--json"]) == 0
-    script.answer(job("failed", error={"code": "poisoned", "message": "three workers died"}))
+    lost = {"attempt": 1, "outcome": "lost", "worker": "wrk_1", "ended_at": "2026-11-30T00:00:00Z"}
+    failed = {**lost, "attempt": 2, "outcome": "failed", "error": {"code": "x", "message": "y"}}
+    error = {"code": "poisoned", "message": "three workers died"}
+    script.answer(job("failed", error=error, history=[lost, failed]))
     assert main(["jobs", "show", JOB_ID]) == 0
     script.answer(job())
     assert main(["jobs", "show", "--json", JOB_ID]) == 0
@@ -187,6 +190,8 @@ def test_jobs_can_be_looked_at(
 
     printed = capsys.readouterr().out
     assert "poisoned: three workers died" in printed
+    assert "lost at 2026-11-30T00:00:00Z by wrk_1" in printed
+    assert "by wrk_1 (x: y)" in printed
     assert '"state": "queued"' in printed
 
 

@@ -62,6 +62,22 @@ def test_the_images_start_the_command_line() -> None:
     assert text.count("USER 10001") == 2
 
 
+@pytest.mark.parametrize("name", [*PROCESSES, "redis", "postgres", "s3"])
+def test_no_container_can_gain_rights(services: dict[str, Any], name: str) -> None:
+    """No capability, none to be had; the stores beside S3 run as their own user, read-only."""
+    service = services[name]
+
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    if name in {"redis", "postgres"}:
+        assert (service["user"], service["read_only"]) == (name, True)
+
+
+def test_the_api_listens_to_others_only_with_keys(services: dict[str, Any]) -> None:
+    """Nothing in the file says that keys are off."""
+    assert load_settings(services["api"]["environment"]).requires_keys
+
+
 def test_redis_keeps_and_never_evicts(services: dict[str, Any]) -> None:
     """Append-only, noeviction; the GPU is reserved in its profile alone."""
     assert "--appendonly yes --maxmemory-policy noeviction" in " ".join(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.config import Settings
-from contract.errors import SettingsError
+from contract.errors import SettingsError, StoreUnavailableError
 from contract.jobs import JobState
 from storage import backup
 from storage.backup import main, restore_backup, take_backup
@@ -234,7 +234,7 @@ async def test_refusals_change_nothing(
     manifest = (out / "backup.json").read_text().replace('"format": 1', '"format": 2')
     (newer / "backup.json").write_text(manifest)
 
-    for call, words in (
+    calls: list[tuple[Callable[[], object], str]] = [
         (lambda: take_backup(settings, out), "exists already"),
         (lambda: take_backup(foreign, tmp_path / "x"), "pg_dump"),
         (lambda: take_backup(bucket, tmp_path / "x"), "bucket"),
@@ -242,7 +242,8 @@ async def test_refusals_change_nothing(
         (lambda: restore_backup(settings, out), "exists already"),
         (lambda: restore_backup(elsewhere(tmp_path, "y"), tmp_path), "is not a backup"),
         (lambda: restore_backup(elsewhere(tmp_path, "y"), newer), "format 2"),
-    ):
+    ]
+    for call, words in calls:
         with pytest.raises(SettingsError, match=words):
             call()
     assert not (tmp_path / "x").exists()
@@ -273,7 +274,7 @@ def test_a_damaged_database_is_an_error(settings: Settings, tmp_path: Path) -> N
     """What is no database is said, and nothing is left behind."""
     (Path(settings.data_dir) / "scorekeep.db").write_bytes(b"no database" * 100)
 
-    with pytest.raises(backup.StoreUnavailableError, match="cannot be read"):
+    with pytest.raises(StoreUnavailableError, match="cannot be read"):
         take_backup(settings, tmp_path / "out")
 
     assert list(tmp_path.glob("*out*")) == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from contract.jobs import JobState, Lane
+from contract.limits import TenantLimits
 from storage.claims import (
     Claim,
     claim_jobs,
@@ -21,6 +22,7 @@ from storage.claims import (
 from storage.database import Database
 from storage.events import list_events
 from storage.jobs import get_job
+from storage.limits import put_limits
 from storage.outcomes import cancel_job
 from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
 
@@ -140,6 +142,26 @@ async def test_tenants_take_turns(database: Database) -> None:
     tenants = [job.tenant for job in await claim(database, max_jobs=8)]
 
     assert sorted(tenants) == ["big"] * 5 + ["one"] + ["two"] * 2
+
+
+async def test_a_tenant_with_enough_running_gets_nothing_more(database: Database) -> None:
+    """By the limit of all, or by its own; others go on, and room comes back with each end."""
+    async with database.transaction() as tx:
+        await put_limits(tx, "own", TenantLimits(running_tokens=10))
+        await put_limits(tx, "free", TenantLimits(running_tokens=0))
+    names = ("own", "free", "t")
+    await submit(database, *(new_job(tenant=name) for name in names for _ in range(4)))
+
+    first = await claim(database, max_jobs=6, max_running_tokens=20)
+    second = await claim(database, max_jobs=6, max_running_tokens=20)
+    await complete(database, [job for job in first if job.tenant == "own"])
+    third = await claim(database, max_jobs=1, max_running_tokens=20)
+    unlimited = await claim(database)
+
+    assert sorted(job.tenant for job in first) == ["free", "free", "own", "own", "t", "t"]
+    assert [job.tenant for job in second] == ["free", "free"]
+    assert [job.tenant for job in third] == ["own"]
+    assert {job.tenant for job in unlimited} == {"t"}
 
 
 async def test_many_tenants_fill_a_claim(database: Database) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ConflictError, NotFoundError
+from contract.errors import ConflictError, NotFoundError, QuotaExceededError
 from contract.webhooks import EventType
 from storage import endpoints
 from storage.database import Database
@@ -105,16 +105,16 @@ async def test_endpoints_are_the_tenant_s_own(database: Database) -> None:
     assert await look(database, row) == row
 
 
-async def test_there_are_so_many_and_no_more(
-    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit is named."""
-    monkeypatch.setattr(endpoints, "MAX_ENDPOINTS", 2)
+async def test_there_are_so_many_and_no_more(sqlite_database: Database) -> None:
+    """The limit is named; without one there may be more."""
+    change = EndpointChange("https://example.org/", None, "")
     for _ in range(2):
         await register(sqlite_database)
 
-    with pytest.raises(ConflictError, match="2 endpoints"):
-        await register(sqlite_database)
+    async with sqlite_database.transaction() as tx:
+        with pytest.raises(QuotaExceededError, match="2 endpoints"):
+            await endpoints.create_endpoint(tx, "t", change, most=2)
+    await register(sqlite_database)
 
 
 async def test_two_secrets_for_a_day_after_a_rotation(database: Database) -> None:

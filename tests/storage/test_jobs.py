@@ -3,10 +3,19 @@
 import pytest
 
 from contract.errors import GoneError, JobNotFoundError
-from contract.jobs import JobState, Lane
+from contract.jobs import TERMINAL, JobState, Lane
 from storage.database import Database
 from storage.forgetting import delete_job
-from storage.jobs import add_jobs, finished_among, get_job, list_jobs, queue_depth, read_request
+from storage.jobs import (
+    add_jobs,
+    finished_among,
+    get_job,
+    list_jobs,
+    queue_depth,
+    read_request,
+    running_jobs,
+)
+from storage.tables import UNFULFILLED
 from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
 
 
@@ -170,3 +179,55 @@ async def test_any_metadata_key_can_be_asked_for(database: Database) -> None:
             found = await list_jobs(tx, row.tenant, metadata={key: "1"})
             assert [one.id for one in found] == [row.id], key
             assert await list_jobs(tx, row.tenant, metadata={key: "2"}) == []
+
+
+async def test_what_runs_is_by_worker_model_and_lane(database: Database) -> None:
+    """Nothing but the running: neither what waits nor what has ended."""
+    await submit(database, new_job(lane=Lane.BULK), new_job(lane=Lane.BULK), new_job())
+    ended = await claim(database, max_jobs=1)
+    await complete(database, ended)
+    await claim(database, worker="w2")
+    await submit(database, new_job())
+
+    async with database.snapshot() as tx:
+        running = await running_jobs(tx)
+
+    assert [(each.worker, each.model, each.lane, each.count) for each in running] == [
+        ("w2", "m", Lane.BULK, 2)
+    ]
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL - {JobState.SUCCEEDED}))
+async def test_rare_states_are_found_by_their_index(database: Database, state: JobState) -> None:
+    """Newest first, of this tenant only; no walk over the jobs that succeeded."""
+    rows = await submit(database, count=4)
+    changed = [rows[0].id, rows[2].id]
+    for job_id in changed:
+        update = "UPDATE jobs SET state = :state WHERE id = :id"
+        await run_sql(database, update, state=state, id=job_id)
+
+    async with database.snapshot() as tx:
+        found = [row.id for row in await list_jobs(tx, "t", state=state)]
+        assert await list_jobs(tx, "other", state=state) == []
+        explain = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
+        if database.dialect == "postgresql":
+            await tx.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            await tx.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
+        query = "SELECT id FROM jobs WHERE tenant = 't' AND state = '%s' AND %s"
+        order = "ORDER BY id DESC LIMIT 50"
+        plan = await tx.exec_driver_sql(f"{explain} {query % (state, UNFULFILLED)} {order}")
+        text = str(plan.all())
+
+    assert found == changed[::-1]
+    assert "ix_jobs_unfulfilled" in text
+
+
+async def test_the_jobs_of_a_bulk_are_listed(database: Database) -> None:
+    """Only them."""
+    rows = await submit(database, count=3)
+    await run_sql(database, "UPDATE jobs SET bulk_id = 'b' WHERE id = :id", id=rows[1].id)
+
+    async with database.snapshot() as tx:
+        found = await list_jobs(tx, "t", bulk_id="b")
+
+    assert [row.id for row in found] == [rows[1].id]

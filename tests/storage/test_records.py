@@ -12,6 +12,7 @@ from storage.ids import create_id
 from storage.jobs import add_jobs
 from storage.tenants import webhook_secrets
 from storage.workers import (
+    Memory,
     WorkerRow,
     drop_dead_workers,
     drop_worker,
@@ -164,3 +165,20 @@ def test_identifiers_sort_by_creation() -> None:
 
     assert ids == sorted(set(ids))
     assert ids[0].startswith("job_")
+
+
+async def test_memory_is_what_the_last_heartbeat_said(database: Database) -> None:
+    """A heartbeat that knows less keeps what an earlier one said; before the first: unknown."""
+    whole = Memory(memory_bytes=1, device_memory_bytes=2, device_memory_total_bytes=3_000_000_000)
+    async with database.transaction() as tx:
+        await put_worker(tx, _worker("wrk_1"))
+        (unknown,) = await list_workers(tx)
+        await heartbeat(tx, "wrk_1", memory=whole)
+        await heartbeat(tx, "wrk_1", memory=Memory(memory_bytes=9))
+        (known,) = await list_workers(tx)
+
+    assert unknown.memory == Memory()
+    assert known.memory == Memory(
+        memory_bytes=9, device_memory_bytes=2, device_memory_total_bytes=3_000_000_000
+    )
+    assert known.started_at > 0

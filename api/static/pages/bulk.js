@@ -6,7 +6,7 @@
 import { ApiError, getJson, send } from "../api.js";
 import { h, say, show } from "../dom.js";
 import * as format from "../format.js";
-import { watch } from "../live.js";
+import { watchClock } from "../live.js";
 import { errorNotice, facts, metadataMarks, moment, number, row, stateMark, table } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { endedLines, progressBar } from "./bulks.js";
@@ -32,12 +32,13 @@ export function bulkPage({ root, id, signal }) {
       redraw();
     },
   });
-  watch(({ status }) => status === "live" && !ENDED.has(last?.value?.bulk.state) && !last?.error && again(), signal);
+  watchClock(() => last?.error === null && !ENDED.has(last.value?.bulk.state) && again(), signal);
 
   root.addEventListener("click", async (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-action]") : null;
     if (!(button instanceof HTMLButtonElement)) return;
     if (button.dataset.action === "again") return again();
+    if (button.dataset.action === "cancel" && !confirm("Stop this bulk? What was scored is kept.")) return;
     button.disabled = true;
     try {
       await send(`${path}/${button.dataset.action}`, { method: "POST", signal });
@@ -136,7 +137,7 @@ function about(bulk) {
       { class: "panel" },
       facts([
         ["Model", bulk.model ?? "by line"],
-        ["Source", JSON.stringify(bulk.source)],
+        ["Source", h("span", { class: "mono" }, sourceOf(bulk.source))],
         ["Cache", bulk.cache],
         ["Hidden states", bulk.hidden_states ? "kept" : "not kept"],
         ["Submitted", moment(bulk.created_at)],
@@ -146,6 +147,15 @@ function about(bulk) {
       ]),
     ),
   );
+}
+
+/**
+ * Where the lines came from: a file, an address, or what was scored before.
+ * @param {Record<string, unknown>} source
+ */
+function sourceOf(source) {
+  const given = Object.entries(source).filter(([, value]) => value !== null);
+  return given.map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ") || "–";
 }
 
 /** @param {any[]} events */

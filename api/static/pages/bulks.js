@@ -6,7 +6,7 @@
 import { addressOf, getJson, withQuery } from "../api.js";
 import { h, show } from "../dom.js";
 import * as format from "../format.js";
-import { watch } from "../live.js";
+import { watchClock } from "../live.js";
 import { command, empty, errorNotice, idLink, metadataMarks, moment, number, row, shareBar, stateMark, table } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { rewriteAddress } from "../router.js";
@@ -26,7 +26,7 @@ export function bulksPage({ root, query, signal }) {
       draw(root, last, after);
     },
   });
-  watch(({ status }) => status === "live" && open && again(), signal);
+  watchClock(() => open && again(), signal);
   root.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-action]") : null;
     if (button === null) return;
@@ -82,7 +82,7 @@ function draw(root, { value, error }, after) {
     ),
   );
   const older = h("button", { type: "button", "data-action": "older", "data-after": bulks.at(-1).id, disabled: !value.has_more }, "Older");
-  show(root, heading, notice, table("Bulks, newest first", columns, rows), h("div", { class: "row" }, after !== "" && newest(), older));
+  show(root, heading, notice, table("List of bulks, newest first", columns, rows), h("div", { class: "row" }, after !== "" && newest(), older));
 }
 
 function newest() {

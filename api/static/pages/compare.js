@@ -8,8 +8,13 @@ import { bar, scaleOf } from "../charts.js";
 import { h, show } from "../dom.js";
 import * as format from "../format.js";
 import { empty, errorNotice, facts, idLink, number, table } from "../parts.js";
-import { nameOf } from "../results.js";
+import { itemsOf, nameOf, textOf } from "../results.js";
 import { rewriteAddress } from "../router.js";
+
+/** @typedef {{labels: string[], items: (string | number[])[]}} About */
+
+const MOST_TEXTS = 2000;
+const MOST_LABELS = 6;
 
 /** @param {import("../router.js").Visit} visit */
 export function comparePage({ root, query, signal }) {
@@ -38,8 +43,8 @@ export function comparePage({ root, query, signal }) {
     try {
       const path = `v1/${kinds[0]}/${encodeURIComponent(a)}/compare/${encodeURIComponent(b)}`;
       const comparison = await getJson(path, signal);
-      const scores = kinds[0] === "jobs" ? await getJson(`v1/jobs/${encodeURIComponent(a)}/scores`, signal) : null;
-      show(result, differences(comparison, (scores?.labels ?? []).map(nameOf)));
+      const about = kinds[0] === "jobs" ? await readAbout(`v1/jobs/${encodeURIComponent(a)}`, signal) : { labels: [], items: [] };
+      show(result, differences(comparison, about));
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof ApiError)) throw error;
@@ -47,6 +52,18 @@ export function comparePage({ root, query, signal }) {
     }
   }
   run();
+}
+
+/**
+ * What the columns and the items of a job are.
+ * @param {string} path
+ * @param {AbortSignal} signal
+ * @returns {Promise<About>}
+ */
+async function readAbout(path, signal) {
+  const { labels, scores } = await getJson(`${path}/scores`, signal);
+  const request = scores.length <= MOST_TEXTS ? await getJson(`${path}/request`, signal) : null;
+  return { labels: labels.map(nameOf), items: itemsOf(request) ?? [] };
 }
 
 /** @param {string} id */
@@ -76,9 +93,9 @@ function start() {
 
 /**
  * @param {any} comparison
- * @param {string[]} labels
+ * @param {About} about
  */
-function differences(comparison, labels) {
+function differences(comparison, about) {
   const { a, b, items, identical, flips, failed } = comparison;
   return h(
     "div",
@@ -95,11 +112,11 @@ function differences(comparison, labels) {
         ["Mean difference", format.score(comparison.mean_difference)],
         ["Another best label", format.count(flips)],
         ["Without a counterpart", format.count(failed + comparison.only_in_a + comparison.only_in_b)],
-        ["Rank correlation", ranks(comparison.rank_correlation, labels)],
+        ["Rank correlation", ranks(comparison.rank_correlation, about.labels)],
       ]),
     ),
     receipt(comparison.receipt),
-    changed(comparison.changed, labels),
+    changed(comparison.changed, about),
   );
 }
 
@@ -124,9 +141,9 @@ function receipt(receipt) {
 
 /**
  * @param {any[]} changes
- * @param {string[]} labels
+ * @param {About} about
  */
-function changed(changes, labels) {
+function changed(changes, { labels, items }) {
   const head = h("h2", { id: "changed" }, "Most changed");
   if (!changes.length) return h("section", { "aria-labelledby": "changed" }, head, h("p", { class: "panel muted" }, "No score differs."));
   const scale = scaleOf(changes.flatMap((change) => [change.a, change.b]));
@@ -134,24 +151,27 @@ function changed(changes, labels) {
     h(
       "tr",
       { "data-key": `${change.custom_id}/${change.item}` },
-      h("th", { scope: "row" }, change.custom_id === String(change.item) ? `item ${change.item}` : `${change.custom_id}, item ${change.item}`),
+      h("td", { class: "index" }, String(change.item)),
+      h("td", { class: "text" }, h("p", {}, textOf(items[change.item] ?? change.custom_id))),
       number(format.score(change.difference)),
       h("td", { class: "bars" }, pairs(change, labels, scale)),
     ),
   );
-  return h("section", { "aria-labelledby": "changed" }, head, table("Items whose scores changed most", [{ title: "Item" }, { title: "Difference", number: true }, { title: "Scores in a, in b" }], rows));
+  const columns = [{ title: "#" }, { title: "Item" }, { title: "Difference", number: true }, { title: "Scores in a and in b" }];
+  return h("section", { "aria-labelledby": "changed" }, head, table("Items whose scores changed most", columns, rows, { className: "results" }));
 }
 
 /**
+ * For each label the score in a, and below it the one in b.
  * @param {any} change
  * @param {string[]} labels
  * @param {import("../charts.js").Scale} scale
  */
 function pairs(change, labels, scale) {
-  const line = (/** @type {string} */ label, /** @type {number} */ value, /** @type {boolean} */ isFirst) =>
-    h("div", { class: "score", "data-best": isFirst }, h("span", { class: "score-label" }, label), bar(value, scale), h("span", { class: "score-value" }, format.score(value)));
-  return h("div", { class: "scores" }, change.a.slice(0, 6).flatMap((/** @type {number} */ value, /** @type {number} */ index) => [
-    line(`${labels[index] ?? `column ${index}`} · a`, value, true),
-    line("b", change.b[index], false),
+  const line = (/** @type {string} */ label, /** @type {string} */ side, /** @type {number} */ value) =>
+    h("div", { class: "score" }, h("span", { class: "score-label", title: label || null }, label), h("span", { class: "muted" }, side), bar(value, scale), h("span", { class: "score-value" }, format.score(value)));
+  return h("div", { class: "scores pairs" }, change.a.slice(0, MOST_LABELS).flatMap((/** @type {number} */ value, /** @type {number} */ index) => [
+    line(labels[index] ?? `column ${index}`, "a", value),
+    line("", "b", change.b[index]),
   ]));
 }

@@ -209,6 +209,14 @@ function parameters(request) {
 }
 
 /**
+ * A name that may be broken after its underscores.
+ * @param {string} name
+ */
+function breakable(name) {
+  return name.split(/(?<=_)/).flatMap((part) => [part, h("wbr")]);
+}
+
+/**
  * Whatever an object holds, by name.
  * @param {string} title
  * @param {Record<string, unknown>} values
@@ -221,6 +229,6 @@ function fields(title, values) {
     "section",
     { "aria-label": title },
     h("h2", {}, title),
-    h("dl", { class: "panel list" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, text(value))))),
+    h("dl", { class: "panel list" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, breakable(name)), h("dd", {}, text(value))))),
   );
 }

@@ -14,6 +14,8 @@ import { curlOf } from "../snippets.js";
 
 const STATES = ["queued", "running", "succeeded", "partial", "failed", "cancelled", "expired"];
 const SIZES = ["50", "200", "1000"];
+const TYPING_MS = 300;
+const BULK_ID = /^blk_[0-9a-f]{32}$/;
 const NAMES = ["state", "model", "bulk", "key", "value", "limit"];
 
 /** @param {import("../router.js").Visit} visit */
@@ -40,18 +42,20 @@ export function jobsPage({ root, query, signal }) {
     rewriteAddress("jobs", { ...wanted, cursor: cursors.at(-1) ?? "" });
     again();
   }
+  let typing = 0;
   root.addEventListener("input", (event) => {
     const input = /** @type {HTMLInputElement} */ (event.target);
     if (input.name in wanted) {
       wanted[input.name] = input.value.trim();
-      if ((input.name === "key" || input.name === "value") && !(wanted.key && wanted.value) && (wanted.key || wanted.value)) return;
-      turn([""]);
+      clearTimeout(typing);
+      if (isWhole(wanted)) typing = setTimeout(() => turn([""]), input.localName === "select" ? 0 : TYPING_MS);
     } else if (input.name === "chosen") {
       if (input.checked) chosen.add(input.value);
       else chosen.delete(input.value);
       showChoice(chosen);
     }
   });
+  signal.addEventListener("abort", () => clearTimeout(typing));
   root.addEventListener("submit", (event) => event.preventDefault());
   root.addEventListener("click", (event) => {
     const action = event.target instanceof Element ? event.target.closest("[data-action]") : null;
@@ -61,6 +65,14 @@ export function jobsPage({ root, query, signal }) {
     if (action?.getAttribute("data-action") === "again") again();
     if (action?.getAttribute("data-action") === "clear") location.hash = "#/jobs";
   });
+}
+
+/**
+ * Whether what was typed can be asked for: an id to its end, a key with its value.
+ * @param {Record<string, string>} wanted
+ */
+function isWhole(wanted) {
+  return (wanted.bulk === "" || BULK_ID.test(wanted.bulk)) && (wanted.key === "") === (wanted.value === "");
 }
 
 /**
@@ -114,7 +126,7 @@ function draw(results, { value, error }, { wanted, cursors, chosen }) {
   show(
     results,
     notice,
-    table("Jobs, newest first", columns, jobs.map((/** @type {any} */ job) => jobRow(job, chosen))),
+    table("List of jobs, newest first", columns, jobs.map((/** @type {any} */ job) => jobRow(job, chosen))),
     h(
       "div",
       { class: "spread" },

@@ -176,7 +176,7 @@ function workers(workers) {
     { title: "Worker" }, { title: "State" }, { title: "Device" }, { title: "Memory", number: true },
     { title: "Device memory", number: true }, { title: "Running", number: true }, { title: "Heartbeat", number: true }, { title: "Models" },
   ];
-  return h("section", { "aria-labelledby": "workers" }, head, table("Workers", titles, rows));
+  return h("section", { "aria-labelledby": "workers" }, head, table("State, memory and heartbeat of each worker", titles, rows));
 }
 
 /** @param {any} worker */
