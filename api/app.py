@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 from aiohttp import web
 
 from api.auth import KEYRING, Keyring, auth_middleware
@@ -16,6 +18,7 @@ from api.connections import GuardedRunner
 from api.limits import GATE, Gate, limits_middleware
 from api.middleware import errors_middleware, prepare_headers, request_id_middleware
 from api.observing import METRICS, RequestMetrics, observe_middleware
+from api.openapi.document import build_document
 from api.routes import (
     batches,
     bulks,
@@ -36,7 +39,17 @@ from api.routes import (
     vectors,
     webhooks,
 )
-from api.state import BLOBS, CATALOG, DATABASE, DIGESTS, QUEUE, SETTINGS, SUBMITTER, WAITERS
+from api.state import (
+    BLOBS,
+    CATALOG,
+    DATABASE,
+    DIGESTS,
+    DOCUMENT,
+    QUEUE,
+    SETTINGS,
+    SUBMITTER,
+    WAITERS,
+)
 from api.submitter import Submitter
 from api.tensor_files import DigestCache
 from api.waiting import Waiters
@@ -87,7 +100,17 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     ours += [files, batches, bulks, rescore, compare, vectors, documentation, overview, dashboard]
     for resource in ours:
         resource.add_routes(app)
+    app[DOCUMENT] = msgspec.json.encode(
+        build_document(app, version=_version(), server=settings.public_url)
+    )
     return app
+
+
+def _version() -> str:
+    try:
+        return version("scorekeep")
+    except PackageNotFoundError:
+        return "0"
 
 
 def create_runner(app: web.Application, *, shutdown_s: float = _SHUTDOWN_S) -> web.AppRunner:

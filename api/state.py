@@ -17,6 +17,7 @@ __all__ = [
     "CATALOG",
     "DATABASE",
     "DIGESTS",
+    "DOCUMENT",
     "QUEUE",
     "SETTINGS",
     "SUBMITTER",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 SETTINGS = web.AppKey("settings", Settings)
+#: The OpenAPI document, as JSON.
+DOCUMENT = web.AppKey("document", bytes)
 DATABASE = web.AppKey("database", Database)
 BLOBS = web.AppKey("blobs", BlobStore)
 DIGESTS = web.AppKey("digests", DigestCache)

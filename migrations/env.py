@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from storage import access_tables  # noqa: F401  # its tables are in the metadata
+from storage import access_tables, bulk_tables  # noqa: F401  # their tables are in the metadata
 from storage.tables import metadata
 
 _LOCK = 7_360_001  # any constant of our own: PostgreSQL's advisory locks are numbers

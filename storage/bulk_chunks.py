@@ -13,12 +13,13 @@ import msgspec
 from sqlalchemy import Row, insert, literal_column, select
 
 from contract.jobs import LANES, JobState, Lane
+from storage.bulk_tables import bulk_chunks
 from storage.counters import add_counts
 from storage.database import Transaction, database_now
 from storage.events import ENDED, add_events
 from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, render_hint
-from storage.tables import bulk_chunks, jobs
+from storage.tables import jobs
 
 __all__ = [
     "Chunk",

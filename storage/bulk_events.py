@@ -12,11 +12,11 @@ from sqlalchemy import select
 from contract.bulks import BulkEventType
 from contract.webhooks import EventType
 from storage.bulk_counts import read_counts
+from storage.bulk_tables import bulk_events, bulks
 from storage.database import Transaction
 from storage.events import Announcement, announce
 from storage.ids import create_id
 from storage.statements import execute
-from storage.tables import bulk_events, bulks
 
 __all__ = ["BulkEventRow", "add_bulk_event", "add_progress", "list_bulk_events"]
 

@@ -14,10 +14,10 @@ from sqlalchemy import Row, select
 from contract.bulks import ENDED_BULKS, BulkEventType, BulkState
 from contract.errors import ConflictError, GoneError, IdempotencyConflictError, NotFoundError
 from storage.bulk_events import add_bulk_event
+from storage.bulk_tables import bulks
 from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
-from storage.tables import bulks
 from storage.tenancy import check_owner
 
 __all__ = [

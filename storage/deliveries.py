@@ -12,12 +12,13 @@ from sqlalchemy import Row, select
 
 from contract.webhooks import EventType
 from storage import receivers
+from storage.bulk_tables import bulk_events, bulks
 from storage.claiming_deliveries import READY, TAKE
 from storage.database import Transaction
 from storage.endpoints import end_pending, record_failures, record_successes
 from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, pack
-from storage.tables import bulk_events, bulks, jobs
+from storage.tables import jobs
 from storage.tenants import webhook_secrets
 
 __all__ = [

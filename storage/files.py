@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Row, select
 
 from contract.errors import NotFoundError
+from storage.bulk_tables import files
 from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
-from storage.tables import files
 from storage.tenancy import check_owner
 
 __all__ = [

@@ -3,14 +3,11 @@
 The page needs nothing from outside: it is made from the document by a script that is served here.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
-from api.openapi.document import build_document
-from api.state import SETTINGS
+from api.state import DOCUMENT
 from contract.errors import NotFoundError
 
 __all__ = ["add_routes"]
@@ -18,22 +15,18 @@ __all__ = ["add_routes"]
 _FOLDER = Path(__file__).parent.parent / "static"
 _TYPES = {"docs.css": "text/css", "docs.js": "text/javascript"}
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
-_DOCUMENT = web.AppKey("document", bytes)
 
 
 def add_routes(app: web.Application) -> None:
-    """Add the documentation to the application, after all that it describes."""
+    """Add the documentation to the application, which keeps the document under ``DOCUMENT``."""
     app.router.add_get("/openapi.json", get_document)
     app.router.add_get("/docs", get_page)
     app.router.add_get("/docs/{file}", get_part)
-    app[_DOCUMENT] = msgspec.json.encode(
-        build_document(app, version=_version(), server=app[SETTINGS].public_url)
-    )
 
 
 async def get_document(request: web.Request) -> web.StreamResponse:
     """Show the OpenAPI 3.1 document."""
-    return web.Response(body=request.app[_DOCUMENT], content_type="application/json")
+    return web.Response(body=request.app[DOCUMENT], content_type="application/json")
 
 
 async def get_page(_request: web.Request) -> web.StreamResponse:
@@ -54,10 +47,3 @@ def _send(name: str, content_type: str) -> web.Response:
     headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
     text = (_FOLDER / name).read_text()
     return web.Response(text=text, content_type=content_type, charset="utf-8", headers=headers)
-
-
-def _version() -> str:
-    try:
-        return version("scorekeep")
-    except PackageNotFoundError:
-        return "0"

@@ -16,7 +16,6 @@ from contract.config import Settings
 from contract.errors import UnknownModelError
 from contract.models import ModelStatus
 from contract.rows import LONGEST_ID
-from storage.endpoints import MAX_ENDPOINTS
 from storage.idempotency import KEPT_S
 
 __all__ = ["add_routes", "collect_limits"]
@@ -73,7 +72,6 @@ def collect_limits(settings: Settings) -> dict[str, float]:
         "json_tensor_bytes": MAX_JSON_BYTES,
         "custom_id_characters": LONGEST_ID,
         "rescore_filter_jobs": FILTERED_JOBS,
-        "webhook_endpoints": MAX_ENDPOINTS,
         "idempotency_keys_kept_s": KEPT_S,
         **LIMITS,
     }

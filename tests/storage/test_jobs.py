@@ -15,7 +15,7 @@ from storage.jobs import (
     read_request,
     running_jobs,
 )
-from storage.tables import UNFULFILLED
+from storage.tables import RARE
 from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
 
 
@@ -215,11 +215,11 @@ async def test_rare_states_are_found_by_their_index(database: Database, state: J
             await tx.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
         query = "SELECT id FROM jobs WHERE tenant = 't' AND state = '%s' AND %s"
         order = "ORDER BY id DESC LIMIT 50"
-        plan = await tx.exec_driver_sql(f"{explain} {query % (state, UNFULFILLED)} {order}")
+        plan = await tx.exec_driver_sql(f"{explain} {query % (state, RARE)} {order}")
         text = str(plan.all())
 
     assert found == changed[::-1]
-    assert "ix_jobs_unfulfilled" in text
+    assert "ix_jobs_ended" in text
 
 
 async def test_the_jobs_of_a_bulk_are_listed(database: Database) -> None:
