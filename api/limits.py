@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from api.auth import IDENTITY
+from api.auth import IDENTITY, scope_of
 from contract.config import Settings
 from contract.errors import (
     NoCapacityError,
@@ -355,9 +355,9 @@ OWN_LIMITS = web.RequestKey("own_limits", TenantLimits)
 
 @web.middleware
 async def limits_middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Count the request, and let its handler know its tenant's limits."""
+    """Count the request, and let its handler know its tenant's limits. Open paths ask nobody."""
     tenant = request[IDENTITY].tenant
-    if tenant:
+    if scope_of(request.method, request.path) is not None:
         gate = request.app[GATE]
         request[POLICIES] = await gate.count_request(tenant)
         request[OWN_LIMITS] = await gate.limits_of(tenant)

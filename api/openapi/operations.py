@@ -260,6 +260,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/jobs/{id}/deliveries"): _DELIVERIES,
     ("GET", "/v1/webhook_endpoints/{id}/deliveries"): _DELIVERIES,
+    ("GET", "/v1/bulks/{id}/deliveries"): _DELIVERIES,
     ("GET", "/v1/deliveries/{id}"): Operation("webhooks", {200: Delivery}, errors=(404,)),
     ("POST", "/v1/deliveries/redeliver"): Operation(
         "webhooks",

@@ -203,6 +203,19 @@ async def test_requests_have_a_rate(guarded: Service) -> None:
     assert 1 <= int(answers[3].headers["Retry-After"]) <= 4
 
 
+async def test_open_paths_are_not_counted(guarded: Service) -> None:
+    """Liveness asks nobody, whoever asks it and however often."""
+    async with guarded.database.transaction() as tx:
+        await put_limits(tx, "slow", TenantLimits(requests_per_s=0.01))
+    tenant = await make_tenant(guarded, "slow")
+
+    answers = [await tenant.get("/healthz") for _ in range(3)]
+
+    assert [answer.status for answer in answers] == [200] * 3
+    assert all("RateLimit" not in answer.headers for answer in answers)
+    assert guarded.app[GATE]._reading.read_at < 0
+
+
 async def test_a_burst_refills(sqlite_database: Database) -> None:
     """Tokens of the bucket come back with time, and with a higher rate at once."""
     settings = Settings(tenant_requests_per_s=0.1)
