@@ -19,6 +19,7 @@ from contract.endpoints import (
     SentTest,
 )
 from contract.jobs import JobState
+from contract.overview import Overview
 from contract.scores import Job, JobRequest, ScoreRequest, ScoreResponse, Scores
 
 __all__ = ["OPERATIONS", "PATH_PATTERNS", "Operation", "Parameter"]
@@ -152,15 +153,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         parameters=(
             _STATE,
             Parameter("model", {"type": "string"}, "Only jobs of that model."),
+            Parameter("bulk", {"type": "string", "pattern": _id("blk")}, "Only jobs of that bulk."),
             Parameter(
                 "error_code", {"type": "string", "pattern": "^[a-z_]{1,64}$"}, "Only that error's."
             ),
             _LIMIT,
             _CURSOR,
         ),
-        errors=(422,),
+        errors=(404, 422),
         text="``metadata.KEY=VALUE`` filters by metadata.",
     ),
+    ("GET", "/v1/jobs/{id}/request"): Operation("jobs", {200: ScoreRequest}, errors=_JOB),
     ("GET", "/v1/jobs/{id}"): Operation(
         "jobs",
         {200: Job, 304: None},
@@ -225,6 +228,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/healthz"): Operation("service", {200: shapes.Health}),
     ("GET", "/readyz"): Operation("service", {200: shapes.Readiness, 503: shapes.Readiness}),
     ("GET", "/metrics"): Operation("service", {200: TEXT}),
+    ("GET", "/"): Operation("service", {200: HTML, 304: None}),
+    ("GET", "/dashboard/{version}/{name}"): Operation(
+        "service", {200: BYTES, 304: None}, errors=(404,)
+    ),
+    ("GET", "/v1/overview"): Operation("service", {200: Overview}),
+    ("GET", "/v1/overview/events"): Operation("service", {200: EVENTS}),
     ("GET", "/v1/workers"): Operation("service", {200: shapes.WorkerList}),
     ("GET", "/openapi.json"): Operation("service", {200: dict[str, Any]}),
     ("GET", "/docs"): Operation("service", {200: HTML}),

@@ -36,6 +36,7 @@ async def test_schemathesis_finds_nothing(redis_url: str, tmp_path: Path) -> Non
             f"{stack.url}/openapi.json",
             "--checks=all",
             "--phases=examples,fuzzing,stateful",
+            "--exclude-path=/v1/overview/events",  # it never ends
             "--max-examples=2",
             "--seed=1",
             stdout=asyncio.subprocess.PIPE,
