@@ -75,7 +75,7 @@ class Child:
 
     def median(self, lengths: str, clock: str) -> float:
         """Return the median over the rounds."""
-        return statistics.median(run[clock] for run in self.runs[lengths])
+        return float(statistics.median(run[clock] for run in self.runs[lengths]))
 
 
 def main() -> None:
@@ -280,9 +280,7 @@ def _make_decoder(folder: Path) -> Path:
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     tokenizer.model_max_length = 512
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, num_labels=2, **DECODER
-    )
+    config = Qwen3Config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **DECODER)
     kind: Any = Qwen3ForSequenceClassification
     kind(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

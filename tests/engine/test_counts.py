@@ -15,6 +15,7 @@ from torch import nn
 from tests.engine.helpers import draw_ids, make_request
 from worker.engine import network as network_module
 from worker.engine.causal import SelectiveHead
+from worker.engine.forward import copy_to_host
 from worker.engine.scorer import ModelScorer
 
 Scorers = Callable[..., ModelScorer]
@@ -40,12 +41,11 @@ class Counts:
 def counting(scorer: ModelScorer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     """Count the backbone's forwards and tokens, the head's logits, and copies to the host."""
     counts = Counts()
-    copy = network_module.copy_to_host
 
     def note_copy(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         counts.copies += 1
         counts.copied_bytes += sum(tensor.nbytes for tensor in tensors)
-        return copy(tensors)
+        return copy_to_host(tensors)
 
     def note_forward(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
         counts.forwards += 1

@@ -97,7 +97,7 @@ def _read_causal(
     asked = [layout.reads[index].row for index in asking]
     rows, places = np.unique(np.array([*reads.rows, *asked], np.int32), return_inverse=True)
     hidden_RD = backbone.run(layout, rows)
-    outputs = head.read(hidden_RD, replace(reads, rows=places[: len(reads.rows)]))
+    outputs = head.read(hidden_RD, replace(reads, rows=places[: len(reads.rows)].astype(np.int32)))
     if asking:
         outputs.append(hidden_RD[upload(hidden_RD.device, places[len(reads.rows) :])])
     host = copy_to_host(outputs)
