@@ -265,7 +265,7 @@ SELECT {ENDED} FROM jobs j WHERE id IN (SELECT r.id FROM {{rows(id text)}} r)
 """  # noqa: S608  # constants of ours
 _NO_JOB = """
 SELECT k.job_id FROM idempotency_keys k
-WHERE k.job_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = k.job_id)
+WHERE substr(k.job_id, 1, 4) = 'job_' AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = k.job_id)
 """
 _ADD_BLOB = """
 INSERT INTO blobs (key, size_bytes, sha256, created_at)

@@ -16,7 +16,7 @@ from api.compatible.forms import (
     pick_column,
 )
 from contract.compatible import PairRequest, PairsAnswer, PairScore
-from contract.errors import InvalidRequestError
+from contract.errors import InvalidRequestError, MalformedRequestError
 from contract.scores import ScoreRequest, ScoreResponse, parse_json
 
 __all__ = ["parse_score", "render_score"]
@@ -52,7 +52,10 @@ _SGLANG = frozenset(ScoreRequest.__struct_fields__) - _OWN - _COMMON
 
 def parse_score(body: bytes) -> Parsed:
     """Read SGLang's body, or vLLM's. Raises ``InvalidRequestError`` for a mixture of the two."""
-    probe = parse_json(body, _Probe)
+    try:
+        probe = parse_json(body, _Probe)
+    except MalformedRequestError:  # the whole type says better what is wrong
+        return Parsed(parse_form(body, ScoreRequest))
     found = {name for name in probe.__struct_fields__ if getattr(probe, name) is not msgspec.UNSET}
     if not found & _OWN:
         return Parsed(parse_form(body, ScoreRequest))

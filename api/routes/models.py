@@ -65,9 +65,10 @@ async def get_limits(request: web.Request) -> web.StreamResponse:
 def collect_limits(settings: Settings) -> dict[str, float]:
     """Return every limit by the name that errors use for it."""
     names = [field.name for field in msgspec.structs.fields(Settings)]
+    values = {name: getattr(settings, name) for name in names}
     return {
-        **{name: getattr(settings, name) for name in names if name.startswith("max_")},
-        **{name: getattr(settings, name) for name in _TIMES},
+        **{name: value for name, value in values.items() if name.startswith("max_")},
+        **{name: values[name] for name in _TIMES if values[name]},  # 0 is no limit
         "list_rows": MAX_PAGE,
         "json_tensor_bytes": MAX_JSON_BYTES,
         "custom_id_characters": LONGEST_ID,

@@ -83,7 +83,7 @@ async def test_scores_beyond_json_are_fetched_as_a_file(
     sqlite_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """JSON has a limit for scores too, and says what to do; the file has none."""
-    monkeypatch.setattr("api.results._MAX_JSON_BYTES", 64)
+    monkeypatch.setattr("api.results.MAX_JSON_BYTES", 64)
     job_id = await sqlite_service.submit(items=["a"] * 9)
     await sqlite_service.finish(await sqlite_service.claim())
     path = f"/v1/jobs/{job_id}/scores"

@@ -210,7 +210,7 @@ async def test_a_large_tensor_is_not_made_json(
     sqlite_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """413 that leads to safetensors."""
-    monkeypatch.setattr("api.results._MAX_JSON_BYTES", 8)
+    monkeypatch.setattr("api.results.MAX_JSON_BYTES", 8)
     job_id = await sqlite_service.submit_and_finish()
 
     answer = await sqlite_service.get(f"/v1/jobs/{job_id}/hidden_states?encoding_format=base64")
