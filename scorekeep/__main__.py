@@ -10,7 +10,7 @@ def main() -> int:
     try:
         from scorekeep.cli import main as run  # noqa: PLC0415  # needs more than the client does
     except ModuleNotFoundError as error:
-        if error.name != "rich":
+        if (error.name or "").partition(".")[0] != "rich":
             raise
         sys.stderr.write("scorekeep: the command line needs one more package: ")
         sys.stderr.write("pip install 'scorekeep[cli]'\n")

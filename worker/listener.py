@@ -23,8 +23,9 @@ _LOG = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 _HINT_TIMEOUT_S = 30.0
-_STOP_TRIES = 10
-_STOP_TRY_S = 0.3
+_STOP_TRIES = 5
+#: Long enough to clean up on a busy machine: a second cancellation would cut that off.
+_STOP_TRY_S = 2.0
 
 
 class _Worker(Worker):

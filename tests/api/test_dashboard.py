@@ -72,7 +72,7 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
 def test_every_module_is_reached_and_short() -> None:
     """No file that nothing imports, and none over 300 lines."""
     modules = {path.resolve(): path.read_text() for path in STATIC.rglob("*.js")}
-    reached = {(STATIC / "main.js").resolve()}
+    reached = {(STATIC / name).resolve() for name in ("main.js", "docs.js")}
     for path, text in modules.items():
         for name in re.findall(r'from "(\.[^"]+)"', text):
             reached.add((path.parent / name).resolve())

@@ -7,6 +7,7 @@ import time
 import msgspec
 import pytest
 
+from api.limits import GATE
 from api.state import SETTINGS
 from api.submission import estimate_tokens
 from contract.scores import ScoreRequest
@@ -30,9 +31,12 @@ async def test_more_tokens_than_the_limit_are_refused(service: Service, path: st
 
 async def test_the_largest_estimate_can_be_stored(service: Service) -> None:
     """Whatever the limit is set to, the estimate fits its column."""
-    service.app._state[SETTINGS] = msgspec.structs.replace(
-        service.settings, max_job_tokens=2**31 - 1
+    settings = msgspec.structs.replace(
+        service.settings, max_job_tokens=2**31 - 1, tenant_queued_tokens=0, queue_tokens=0
     )
+    service.app._state[SETTINGS] = settings
+    gate = service.app[GATE]
+    gate._settings, gate._defaults = settings, settings.tenant_limits
     body = {"model": "tiny", "query": "x" * 1_000_000, "items": [""] * 10_000}
 
     answer = await service.post("/v1/jobs", body)

@@ -126,7 +126,6 @@ BAD_PATHS: list[tuple[str, str, int, str]] = [
     ("GET", "/v1/jobs?limit=0", 422, "invalid_request"),
     ("GET", "/v1/jobs?cursor=x", 422, "invalid_request"),
     ("GET", "/v1/nothing", 404, "not_found"),
-    ("GET", "/", 404, "not_found"),
     ("PUT", "/v1/jobs", 405, "method_not_allowed"),
     ("POST", "/v1/models", 405, "method_not_allowed"),
 ]

@@ -33,7 +33,7 @@ async def test_rows_of_every_form(sqlite_bulks: Bulks) -> None:
     """Rows with their own query, several items, no items, token ids, and batch lines run."""
     await sqlite_bulks.start_worker()
     lines: list[dict[str, Any]] = [
-        {"id": 7, "items": ["a", "b"], "query": "q"},
+        {"id": 7, "items": ["a", "b"], "query": "q", "activation": "model"},
         {"custom_id": "none", "items": []},
         {"item": "lonely"},
         {"custom_id": "ids", "items": [[1, 2, 3]]},

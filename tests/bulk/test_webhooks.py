@@ -226,7 +226,7 @@ async def test_a_webhook_that_cannot_be_is_refused(
     bodies: dict[str, dict[str, Any]] = {
         "/v1/bulks": {"input_file_id": file_id, "model": "tiny"},
         "/v1/batches": batch,
-        "/v1/rescore": {"jobs": [job]},
+        "/v1/rescore": {"source": {"jobs": [job]}},
     }
 
     answer = await sqlite_bulks.service.post(path, bodies[path] | fields)
