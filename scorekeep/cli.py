@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ScoreError as error:
         return _print_error(error, as_json=getattr(options, "json", False))
     except TimeoutError as error:
-        return _print_error(UnavailableError(str(error)), as_json=options.json)
+        return _print_error(UnavailableError(str(error)), as_json=getattr(options, "json", False))
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code

@@ -71,8 +71,8 @@ def _words_of(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _render_fish(path: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    seen = " ".join(path)
-    when = f"__fish_seen_subcommand_from {seen}" if path else "__fish_use_subcommand"
+    seen = [f"__fish_seen_subcommand_from {word}" for word in path]  # each word, not any of them
+    when = "; and ".join(seen) or "__fish_use_subcommand"
     lines = [f"complete -c scorekeep -n '{when}' -a {name}\n" for name in _children(parser)]
     lines += [
         f"complete -c scorekeep -n '{when}' -l {name.removeprefix('--')}\n"

@@ -21,7 +21,7 @@ from sqlalchemy.util import await_only
 
 from contract.errors import StoreUnavailableError
 
-__all__ = ["Database", "Transaction", "database_now", "is_sqlite"]
+__all__ = ["Database", "Transaction", "database_now"]
 
 #: What a function of this package gets: a connection with a transaction open on it.
 Transaction = AsyncConnection
@@ -68,11 +68,6 @@ _NOW = {
 def database_now(dialect: str) -> str:
     """Return the SQL for the database's clock in epoch seconds: the only clock of leases."""
     return _NOW[dialect]
-
-
-def is_sqlite(tx: Transaction) -> bool:
-    """Tell whether ``tx`` speaks SQLite's dialect rather than PostgreSQL's."""
-    return tx.dialect.name == "sqlite"
 
 
 class Database:

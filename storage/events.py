@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from contract.errors import NotFoundError
 from contract.jobs import TERMINAL, JobState
 from contract.webhooks import EVENT_OF_STATE, EventType
 from storage.bulk_counts import count_ended
@@ -28,7 +27,6 @@ __all__ = [
     "add_events",
     "add_test_event",
     "announce",
-    "get_event",
     "list_events",
 ]
 
@@ -144,15 +142,6 @@ async def add_test_event(tx: Transaction, endpoint: EndpointRow) -> tuple[str, s
     delivery = _render_registered(endpoint, test)
     await execute(tx, _INSERT_DELIVERIES, {"rows": pack([delivery])})
     return test.id, str(delivery["id"])
-
-
-async def get_event(tx: Transaction, event_id: str) -> EventRow:
-    """Return one event. Raises ``NotFoundError``."""
-    row = (await tx.execute(select(events).where(events.c.id == event_id))).one_or_none()
-    if row is None:
-        message = f"there is no event {event_id}"
-        raise NotFoundError(message)
-    return _parse(row)
 
 
 async def list_events(tx: Transaction, job_id: str) -> list[EventRow]:

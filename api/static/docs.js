@@ -106,7 +106,7 @@ document.querySelector("#filter").addEventListener("input", (event) => {
 });
 
 try {
-  const answer = await fetch("/openapi.json");
+  const answer = await fetch("openapi.json"); // beside this page, also below a proxy's path
   if (!answer.ok) throw new Error(`the service said ${answer.status}`);
   render(await answer.json());
 } catch (error) {
