@@ -5,7 +5,7 @@ import re
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
 from api.bulk.exports import serve_results
 from api.bulk.retrying import retry_bulk
@@ -78,8 +78,7 @@ async def add_bulk(
     wanted: BulkRequest | RescoreRequest,
 ) -> web.StreamResponse:
     """Record a bulk and answer with it; the same idempotency key gives the same bulk, for ever."""
-    for name, value in wanted.metadata.items():
-        check_plain_text(name + value, "metadata")
+    check_metadata(wanted.metadata)
     settings = request.app[SETTINGS]
     check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     key = request_key(request, body)
