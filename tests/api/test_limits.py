@@ -389,9 +389,9 @@ INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata,
 VALUES ('blk_x', 'small', 'bulk', 'validating', '', '{}', '{}', '{}', 0, 0, 0, 0, 0, 0, 0, 1e15)
 """
 
-_ENDED_BULK = f"""
+_ENDED_BULK = """
 INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata, total_lines,
     refused_lines, ingested_lines, ingested_items, indexed_lines, attempt, created_at, finished_at)
-VALUES ('blk_{"0" * 32}', 'small', 'bulk', 'completed', '', '{{}}', '{{}}', '{{}}', 0, 0, 0, 0, 0, 0,
-    0, 1)
+VALUES ('blk_00000000000000000000000000000000', 'small', 'bulk', 'completed', '', '{}', '{}', '{}',
+    0, 0, 0, 0, 0, 0, 0, 1)
 """
