@@ -14,6 +14,7 @@ from api.limits import GATE, refuse_bytes
 from api.pacing import Pace
 from api.pages import parse_limit
 from api.state import BLOBS, DATABASE, SETTINGS, tenant_of
+from contract.bulks import LONGEST_FILE_S
 from contract.errors import InvalidRequestError, MalformedRequestError, NotFoundError
 from storage import files
 from storage.files import FileRow
@@ -24,7 +25,6 @@ _FILE_ID = re.compile(r"fil_[0-9a-f]{32}")
 _PURPOSES = frozenset({"batch"})
 _FIELD_BYTES = 1024
 _READ_BYTES = 256 * 1024
-_LONGEST_KEPT_S = 365 * 86400
 
 
 def add_routes(app: web.Application) -> None:
@@ -212,7 +212,7 @@ def _parse_expiry(fields: dict[str, str]) -> float | None:
     text = fields.get("expires_after[seconds]")
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not 0 < int(text) <= _LONGEST_KEPT_S:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 0 < int(text) <= LONGEST_FILE_S:
         message = "expires_after[seconds] is a whole number of seconds, up to a year"
         raise InvalidRequestError(message, param="expires_after")
     return float(text)
