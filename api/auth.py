@@ -4,6 +4,7 @@ Everything needs a key but what is listed here. Where keys are off there is one 
 page of somebody else is kept from using the browser's way to a service on loopback.
 """
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from contract.config import Settings, is_loopback
-from contract.errors import ForbiddenError, UnauthorizedError
+from contract.errors import ForbiddenError, StoreUnavailableError, UnauthorizedError
 from contract.keys import Scope, hash_key, is_same_hash, parse_prefix
 from storage import keys
 from storage.database import Database
@@ -26,6 +27,7 @@ __all__ = [
     "Identity",
     "Keyring",
     "auth_middleware",
+    "check_again",
     "scope_of",
 ]
 
@@ -140,6 +142,16 @@ def auth_middleware(settings: Settings) -> Callable[..., Awaitable[web.StreamRes
             return await handler(request)
 
     return authenticate
+
+
+async def check_again(request: web.Request) -> None:
+    """Raise ``UnauthorizedError`` where the key of a request that lasts is not valid any more.
+
+    A store that is away says nothing of keys.
+    """
+    if request[IDENTITY].key_id is not None:
+        with contextlib.suppress(StoreUnavailableError):
+            await _identify(request, scope_of(request.method, request.path))
 
 
 async def _identify(request: web.Request, scope: Scope | None) -> Identity:

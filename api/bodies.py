@@ -22,6 +22,7 @@ from contract.errors import (
 from contract.scores import parse_in_slices, parse_json
 
 __all__ = [
+    "check_metadata",
     "check_plain_text",
     "is_large",
     "json_response",
@@ -104,6 +105,12 @@ def check_plain_text(text: str, param: str) -> str:
         message = f"{param} holds a NUL or an unpaired surrogate"
         raise InvalidRequestError(message, param=param)
     return text
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise ``InvalidRequestError`` for keys or values that SQL text cannot hold."""
+    for name, value in metadata.items():
+        check_plain_text(name + value, "metadata")
 
 
 async def _receive(request: web.Request, max_bytes: int) -> bytes:

@@ -272,8 +272,12 @@ class Gate:
             await self._read(_KEPT_S)
 
     async def _read(self, kept_s: float) -> _Reading:
-        """Return a reading that is not older, unless somebody is reading just now."""
-        if self._is_fresh(kept_s) or self._lock.locked():
+        """Return a reading that is not older, or the last one where somebody is reading just now.
+
+        Before the first there is none to return: the limits of tenants are not known.
+        """
+        is_first = self._reading.read_at < 0
+        if self._is_fresh(kept_s) or (self._lock.locked() and not is_first):
             return self._reading
         async with self._lock:
             if not self._is_fresh(kept_s):
@@ -337,12 +341,17 @@ async def find_bulk_fault(request: web.Request, lane: Lane) -> ScoreError | None
     return None
 
 
-async def check_open_bulks(request: web.Request, tx: Transaction, fault: ScoreError | None) -> None:
-    """Raise ``fault``, or ``OverloadedError`` where the tenant now has too many open bulks."""
+async def check_open_bulks(
+    request: web.Request, tx: Transaction, fault: ScoreError | None, *, opening: int = 0
+) -> None:
+    """Raise ``fault``, or ``OverloadedError`` where the tenant now has too many open bulks.
+
+    ``opening`` are to be open soon and are not counted yet.
+    """
     if fault is not None:
         raise fault
     most = request[OWN_LIMITS].open_bulks
-    if most and await count_open_bulks(tx, request[IDENTITY].tenant) > most:
+    if most and await count_open_bulks(tx, request[IDENTITY].tenant) + opening > most:
         message = f"{most} bulks are open, as many as there may be; wait for one to end"
         policy = RatePolicy("open-bulks", most, 0, _QUOTA_RETRY_S)
         raise OverloadedError(message, retry_after_s=_QUOTA_RETRY_S, policy=policy)

@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable, Iterator
 
+from aiohttp import web
+
+from api.auth import check_again
 from contract.errors import StoreUnavailableError
 from storage import jobs
 from storage.database import Database
 from storage.queue import Queue
 
-__all__ = ["Waiters", "wait_for"]
+__all__ = ["Waiters", "wait_for", "wait_while_allowed"]
 
 _log = logging.getLogger(__name__)
+_ASK_AGAIN_S = 1.0
 
 
 class Waiters:
@@ -95,3 +100,13 @@ async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def wait_while_allowed(request: web.Request, event: asyncio.Event, timeout_s: float) -> bool:
+    """Answer as ``wait_for`` does; raise ``UnauthorizedError`` soon after the key was revoked."""
+    until = time.monotonic() + timeout_s
+    while (left_s := until - time.monotonic()) > 0:
+        if await wait_for(event, min(left_s, _ASK_AGAIN_S)):
+            return True
+        await check_again(request)
+    return event.is_set()

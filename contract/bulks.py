@@ -21,6 +21,7 @@ from contract.scores import (
 __all__ = [
     "BATCH_STATUS",
     "ENDED_BULKS",
+    "LONGEST_FILE_S",
     "BatchRequest",
     "Bulk",
     "BulkCounts",
@@ -34,6 +35,9 @@ __all__ = [
     "RescoreRequest",
     "RescoreSource",
 ]
+
+#: The longest that a file may be asked to be kept.
+LONGEST_FILE_S = 365 * 86400
 
 _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
 _Retention = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86400)]
@@ -221,7 +225,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class _OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
     anchor: str
-    seconds: Annotated[int, msgspec.Meta(gt=0, le=365 * 86400)]
+    seconds: Annotated[int, msgspec.Meta(gt=0, le=LONGEST_FILE_S)]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):

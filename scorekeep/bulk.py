@@ -106,7 +106,10 @@ class BulkClient:
         return msgspec.json.decode(answer.body, type=Bulk)
 
     async def act(self, bulk_id: str, action: str) -> Bulk:
-        """Cancel, pause, resume or retry a bulk."""
+        """Cancel, pause, resume or retry a bulk.
+
+        Raises ``UnavailableError`` where no answer came: it may have been done, ``get`` tells.
+        """
         return await self._post(f"/v1/bulks/{bulk_id}/{action}", {})
 
     async def watch(self, bulk_id: str) -> AsyncIterator[Bulk]:

@@ -59,7 +59,8 @@ class AsyncClient:
 
     Requests are repeated, up to ``max_retries`` times, when the service or the network fails in a
     way that a repetition may cure; ``Retry-After`` and ``x-should-retry`` are honoured, and every
-    submission and cancellation carries an idempotency key, so that a repetition changes nothing.
+    submission, cancellation and retry carries an idempotency key, so that a repetition changes
+    nothing.
     ``timeout_s`` bounds one exchange; how long to wait for a job is each method's own argument.
     Errors are the classes of ``contract.errors``. ``api_key`` None takes ``SCOREKEEP_API_KEY``.
     """
@@ -318,7 +319,10 @@ class AsyncClient:
 
         Raises ``ConflictError`` unless it ended as failed, partial or expired.
         """
-        answer = await self._transport.send("POST", f"{_path(job)}/retry")
+        key = uuid.uuid4().hex
+        answer = await self._transport.send(
+            "POST", f"{_path(job)}/retry", headers={"Idempotency-Key": f'"{key}"'}
+        )
         return msgspec.json.decode(answer.body, type=Job)
 
     async def delete(self, job: str | Job) -> None:

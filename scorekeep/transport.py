@@ -21,6 +21,7 @@ from contract.errors import ScoreError, UnavailableError
 __all__ = ["Answer", "Transport", "create_error", "render_authorization"]
 
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_REFUSED_STATUSES = frozenset({429, 503})
 _LONGEST_RETRY_AFTER_S = 120.0
 _FIRST_BACK_OFF_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
@@ -57,8 +58,8 @@ class Answer:
 class Transport:
     """Sends requests to one service, again where the service or the network says that it may help.
 
-    Every request may be sent twice: a POST must carry an idempotency key. Not for use from more
-    than one event loop.
+    A POST without an idempotency key is sent again only where the first surely did nothing. Not
+    for use from more than one event loop.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Transport:
         limit. Raises the class of ``contract.errors`` that the answer's code names, and
         ``UnavailableError`` where no answer came.
         """
-        attempt = 0
+        attempt, may_be_done_twice = 0, method != "POST" or "Idempotency-Key" in (headers or {})
         while True:
             answer: Answer | None = None
             cause: Exception | None = None
@@ -102,7 +103,8 @@ class Transport:
                 cause = error
             if answer is not None and answer.status < 400:
                 return answer
-            if attempt >= self._max_retries or (answer is not None and not _is_retryable(answer)):
+            helps = may_be_done_twice or _did_nothing(answer, cause)
+            if attempt >= self._max_retries or not (helps and _is_retryable(answer)):
                 raise self._error(answer, cause) from cause
             await asyncio.sleep(_delay_s(answer, attempt))
             attempt += 1
@@ -217,7 +219,16 @@ def _descend(kind: type[ScoreError]) -> list[type[ScoreError]]:
     return [kind, *(each for child in kind.__subclasses__() for each in _descend(child))]
 
 
-def _is_retryable(answer: Answer) -> bool:
+def _did_nothing(answer: Answer | None, cause: Exception | None) -> bool:
+    """Tell whether the service surely did nothing: it was not reached, or refused to begin."""
+    if answer is None:
+        return isinstance(cause, aiohttp.ClientConnectorError)
+    return answer.status in _REFUSED_STATUSES
+
+
+def _is_retryable(answer: Answer | None) -> bool:
+    if answer is None:
+        return True
     said = answer.headers.get("x-should-retry")
     if said in {"true", "false"}:
         return said == "true"

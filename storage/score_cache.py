@@ -1,7 +1,8 @@
 """The score cache: what the same model gave the same input before, by reference to a job's items.
 
-A key hashes what the receipt says of the model and the input with its parameters. Scores go with
-their job: an entry whose job was deleted is not found any more.
+A key hashes the tenant, what the receipt says of the model, and the input with its parameters: no
+tenant puts another's entry away, or learns from its own that another scored the same. Scores go
+with their job: an entry whose job was deleted is not found any more.
 """
 
 import hashlib
@@ -27,9 +28,10 @@ class CacheEntry(msgspec.Struct, frozen=True, gc=False):
     has_hidden: bool
 
 
-def cache_key(fingerprint: str, input_hash: str) -> str:
-    """Return the key for a model's fingerprint and an input's hash."""
-    return hashlib.blake2b(f"{fingerprint}|{input_hash}".encode(), digest_size=16).hexdigest()
+def cache_key(tenant: str, fingerprint: str, input_hash: str) -> str:
+    """Return a tenant's key for a model's fingerprint and an input's hash."""
+    told = f"{fingerprint}|{input_hash}|{tenant}"
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 async def find_cached(

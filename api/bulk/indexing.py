@@ -56,7 +56,7 @@ async def index(given: BulkInput, bulk: BulkRow) -> bool:
             position = chunks[-1].first_line + chunks[-1].line_count
         elif not found:  # lines that never became chunks: the bulk was deleted
             position = bulk.ingested_lines
-        entries = await asyncio.to_thread(_list_entries, chunks, rows, bulk.id, fingerprints)
+        entries = await asyncio.to_thread(_list_entries, chunks, rows, bulk, fingerprints)
         async with given.database.transaction() as tx:
             if not await change_bulk(tx, bulk, lease_s=LEASE_S, indexed_lines=position):
                 return False
@@ -67,12 +67,12 @@ async def index(given: BulkInput, bulk: BulkRow) -> bool:
 
 
 def _list_entries(
-    chunks: list[Chunk], rows: Mapping[str, JobRow], bulk_id: str, fingerprints: Mapping[str, str]
+    chunks: list[Chunk], rows: Mapping[str, JobRow], bulk: BulkRow, fingerprints: Mapping[str, str]
 ) -> list[CacheEntry]:
     jobs = {
         job_id: _describe(row, fingerprints.get(row.receipt_hash or "", ""))
         for job_id, row in rows.items()
-        if row.bulk_id == bulk_id and row.state in _SCORED
+        if row.bulk_id == bulk.id and row.state in _SCORED
     }
     entries: list[CacheEntry] = []
     for chunk in chunks:
@@ -82,7 +82,7 @@ def _list_entries(
             job_id, first = places[0]
             fingerprint, has_hidden, failed = jobs.get(job_id, _UNKNOWN)
             if fingerprint and _is_whole(places, failed):
-                key = cache_key(fingerprint, line.input_hash)
+                key = cache_key(bulk.tenant, fingerprint, line.input_hash)
                 entries.append(CacheEntry(key, job_id, first, len(places), has_hidden))
     return entries
 

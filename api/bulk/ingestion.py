@@ -161,7 +161,7 @@ async def _look_up(
         return nothing
     keys = await asyncio.to_thread(
         lambda: [
-            cache_key(line.fingerprint, digest) if digest and line.fingerprint else ""
+            cache_key(bulk.tenant, line.fingerprint, digest) if digest and line.fingerprint else ""
             for line, digest in zip(lines, hashes, strict=True)
         ]
     )

@@ -11,6 +11,7 @@ from aiohttp import web
 from api.errors import ProblemDetails, family_of
 from api.negotiation import JSON, PROBLEM
 from api.openapi.operations import OPERATIONS, PATH_PATTERNS, Operation, Parameter
+from contract.bulks import LONGEST_FILE_S
 from contract.errors import ScoreError
 from contract.shapes import OpenAIError, TeiError
 from contract.webhooks import Event
@@ -40,6 +41,7 @@ _UPLOAD = {
     "properties": {
         "purpose": {"enum": ["batch"]},
         "file": {"type": "string", "format": "binary"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 1, "maximum": LONGEST_FILE_S},
     },
     "required": ["purpose", "file"],
 }

@@ -341,7 +341,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/bulks/{id}/retry"): _BULK_ACTION,
     ("DELETE", "/v1/bulks/{id}"): Operation("bulks", {204: None}, errors=(404, 409)),
     ("POST", "/v1/rescore"): Operation(
-        "bulks", {202: Bulk}, body=RescoreRequest, errors=(404, 409, 413, 415, 422)
+        "bulks", {202: Bulk}, body=RescoreRequest, errors=(404, 409, 410, 413, 415, 422)
     ),
     ("GET", "/v1/jobs/{a}/compare/{b}"): Operation(
         "results", {200: Comparison}, errors=(*_JOB, 409)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
 from api.limits import check_open_bulks, find_bulk_fault
@@ -38,6 +38,7 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
     wanted = parse_body(request, body, BatchRequest)
     check_plain_text(wanted.input_file_id, "input_file_id")
+    check_metadata(wanted.metadata or {})
     settings = request.app[SETTINGS]
     check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     expiry = wanted.output_expires_after

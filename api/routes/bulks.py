@@ -5,11 +5,11 @@ import re
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
 from api.bulk.exports import serve_results
 from api.bulk.retrying import retry_bulk
-from api.bulk.settings import BulkOptions, BulkSource
+from api.bulk.settings import BulkOptions, BulkSource, parse_options
 from api.bulk.uris import open_uri
 from api.limits import check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
@@ -78,8 +78,7 @@ async def add_bulk(
     wanted: BulkRequest | RescoreRequest,
 ) -> web.StreamResponse:
     """Record a bulk and answer with it; the same idempotency key gives the same bulk, for ever."""
-    for name, value in wanted.metadata.items():
-        check_plain_text(name + value, "metadata")
+    check_metadata(wanted.metadata)
     settings = request.app[SETTINGS]
     check_webhook(wanted.webhook, wanted.webhook_events, settings, among=BULK_EVENTS)
     key = request_key(request, body)
@@ -180,6 +179,9 @@ async def post_retry(request: web.Request) -> web.StreamResponse:
     if row.state not in ENDED_BULKS:
         message = f"bulk {row.id} is {row.state.value}; retry it once it has ended"
         raise ConflictError(message)
+    fault = await find_bulk_fault(request, parse_options(row).lane)
+    async with request.app[DATABASE].snapshot() as tx:
+        await check_open_bulks(request, tx, fault, opening=1)
     count, hints = await retry_bulk(request.app[BULKS].given, row)
     if not count:
         message = f"bulk {row.id} has no item to be retried"

@@ -9,8 +9,8 @@ from aiohttp import web
 from api.job_access import find_job
 from api.rendering import render_job
 from api.state import DATABASE, WAITERS
-from api.waiting import wait_for
-from contract.errors import GoneError, StoreUnavailableError
+from api.waiting import wait_while_allowed
+from contract.errors import GoneError, StoreUnavailableError, UnauthorizedError
 from contract.jobs import TERMINAL
 from contract.moments import render_moment
 from contract.webhooks import Event
@@ -51,12 +51,12 @@ async def get_events(request: web.Request) -> web.StreamResponse:
                     await response.write(_render_event(request, row, event))
                 if row.state in TERMINAL or waiters.is_stopping:
                     break
-                if not await wait_for(ended, request.app[KEEP_ALIVE_S]):
+                if not await wait_while_allowed(request, ended, request.app[KEEP_ALIVE_S]):
                     await response.write(b": still here\n\n")
                 row, fresh = await _read_again(request, response, row, seen)
             await response.write_eof()
-        except GoneError:
-            await response.write_eof()  # deleted after its end: there is nothing more to tell
+        except (GoneError, UnauthorizedError):
+            await response.write_eof()  # deleted after its end, or the key was revoked meanwhile
         except ConnectionResetError:
             pass  # the reader left; its job goes on
     return response

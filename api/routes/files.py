@@ -14,6 +14,7 @@ from api.limits import GATE, refuse_bytes
 from api.pacing import Pace
 from api.pages import parse_limit
 from api.state import BLOBS, DATABASE, SETTINGS, tenant_of
+from contract.bulks import LONGEST_FILE_S
 from contract.errors import InvalidRequestError, MalformedRequestError, NotFoundError
 from storage import files
 from storage.files import FileRow
@@ -24,7 +25,6 @@ _FILE_ID = re.compile(r"fil_[0-9a-f]{32}")
 _PURPOSES = frozenset({"batch"})
 _FIELD_BYTES = 1024
 _READ_BYTES = 256 * 1024
-_LONGEST_KEPT_S = 365 * 86400
 
 
 def add_routes(app: web.Application) -> None:
@@ -42,24 +42,15 @@ async def post_file(request: web.Request) -> web.StreamResponse:
         message = "the body must be multipart/form-data with the fields purpose and file"
         raise InvalidRequestError(message, param="Content-Type")
     fields: dict[str, str] = {}
-    writer: FileWriter | None = None
+    writers: list[FileWriter] = []
     try:
-        async for part in _parts(request):
-            if part.name == "file" and writer is None:
-                writer = await _receive(request, part)
-            elif part.name is not None:
-                fields[part.name] = await _read_field(part)
-    except (ValueError, AssertionError, HttpProcessingError) as error:
-        message = f"the multipart body cannot be read: {error}"
-        raise MalformedRequestError(message) from error
-    if writer is None:
-        message = "there is no field named file"
-        raise InvalidRequestError(message, param="file")
-    purpose = fields.get("purpose", "")
-    if purpose not in _PURPOSES:
-        message = f"purpose must be batch, not {purpose[:100]!r}"
-        raise InvalidRequestError(message, param="purpose")
-    row = await writer.finish(purpose=purpose, expires_after_s=_parse_expiry(fields))
+        await _read_form(request, fields, writers)
+        purpose, expires_after_s = _parse_purpose(fields), _parse_expiry(fields)
+    except BaseException:
+        if writers:  # refused, or the client left: nobody would count these bytes
+            await asyncio.shield(writers[0].abort())
+        raise
+    row = await writers[0].finish(purpose=purpose, expires_after_s=expires_after_s)
     request.app[GATE].forget_bytes(tenant_of(request))
     return json_response(render_file(row))
 
@@ -155,6 +146,27 @@ async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
             yield part
 
 
+async def _read_form(
+    request: web.Request, fields: dict[str, str], writers: list[FileWriter]
+) -> None:
+    """Read every part; the file's writer is in ``writers`` from its last byte on."""
+    try:
+        async for part in _parts(request):
+            if part.name == "file":
+                if writers:
+                    message = "there is more than one field named file"
+                    raise InvalidRequestError(message, param="file")
+                writers.append(await _receive(request, part))
+            elif part.name is not None:
+                fields[part.name] = await _read_field(part)
+    except (ValueError, AssertionError, HttpProcessingError) as error:
+        message = f"the multipart body cannot be read: {error}"
+        raise MalformedRequestError(message) from error
+    if not writers:
+        message = "there is no field named file"
+        raise InvalidRequestError(message, param="file")
+
+
 async def _receive(request: web.Request, part: BodyPartReader) -> FileWriter:
     filename = check_plain_text((part.filename or "upload")[:255], "file")
     free_bytes = await request.app[GATE].free_bytes(tenant_of(request))
@@ -188,11 +200,19 @@ async def _read_field(part: BodyPartReader) -> str:
     return bytes(data).decode(errors="replace")
 
 
+def _parse_purpose(fields: dict[str, str]) -> str:
+    purpose = fields.get("purpose", "")
+    if purpose not in _PURPOSES:
+        message = f"purpose must be batch, not {purpose[:100]!r}"
+        raise InvalidRequestError(message, param="purpose")
+    return purpose
+
+
 def _parse_expiry(fields: dict[str, str]) -> float | None:
     text = fields.get("expires_after[seconds]")
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not 0 < int(text) <= _LONGEST_KEPT_S:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 0 < int(text) <= LONGEST_FILE_S:
         message = "expires_after[seconds] is a whole number of seconds, up to a year"
         raise InvalidRequestError(message, param="expires_after")
     return float(text)

@@ -11,6 +11,7 @@ from api.bodies import check_plain_text, parse_large_body, read_body, run_for
 from api.bulk.access import parse_bulk_id
 from api.idempotency import IdempotencyKey
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
+from api.limits import GATE
 from api.negotiation import JSON
 from api.pages import answer_page, parse_cursor, parse_limit
 from api.preferences import parse_preferences
@@ -18,7 +19,7 @@ from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
 from api.state import BLOBS, DATABASE, QUEUE, SETTINGS, WAITERS, tenant_of
 from api.submission import request_key
-from contract.errors import GoneError, InvalidRequestError
+from contract.errors import GoneError, InvalidRequestError, NoCapacityError, OverloadedError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
 from storage import attempts, forgetting, idempotency, jobs, outcomes, receipts
@@ -127,7 +128,7 @@ async def get_jobs(request: web.Request) -> web.StreamResponse:
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:
     """Cancel: at once where queued (200), asked of the worker where running (202)."""
-    row, headers = await _change(request, outcomes.cancel_job)
+    row, headers = await _change(request, await _read_key(request), outcomes.cancel_job)
     if row.state in TERMINAL:
         request.app[WAITERS].wake([row.id])
         await request.app[QUEUE].publish_finished([row.id])
@@ -135,20 +136,32 @@ async def post_cancel(request: web.Request) -> web.StreamResponse:
 
 
 async def post_retry(request: web.Request) -> web.StreamResponse:
-    """Queue a job again for the items that have no score: 202, the same id."""
-    row, headers = await _change(request, outcomes.retry_job)
+    """Queue a job again for the items that have no score: 202, the same id.
+
+    It waits as a new one does, so that the same limits hold; a key used before is answered.
+    """
+    key, row = await _read_key(request), await find_job(request)
+    gate = request.app[GATE]
+    try:
+        async with gate.admitting(row.tenant, row.lane, row.estimated_tokens) as count:
+            row, headers = await _change(request, key, outcomes.retry_job)
+            if not headers:
+                count()
+    except (OverloadedError, NoCapacityError):
+        if key is None or not await _is_known(request, key):
+            raise
+        row, headers = await _change(request, key, outcomes.retry_job)
     await request.app[QUEUE].hint([row.hint])
     return job_response(request, row, status=202, headers=headers)
 
 
 async def _change(
-    request: web.Request, change: Callable[[Transaction, str, str], Awaitable[JobRow]]
+    request: web.Request,
+    key: IdempotencyKey | None,
+    change: Callable[[Transaction, str, str], Awaitable[JobRow]],
 ) -> tuple[JobRow, dict[str, str]]:
     """Move the job that the path names, once per idempotency key."""
-    job_id = parse_job_id(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    key = await run_for(body, lambda: request_key(request, body))
-    tenant = tenant_of(request)
+    job_id, tenant = parse_job_id(request), tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
         if key is not None and await _is_repeated(tx, tenant, key):
             row = await jobs.get_job(tx, tenant, job_id)
@@ -157,6 +170,17 @@ async def _change(
         if key is not None:
             await idempotency.bind(tx, tenant, key.route, key.key, job_id)
     return row, {}
+
+
+async def _read_key(request: web.Request) -> IdempotencyKey | None:
+    parse_job_id(request)
+    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    return await run_for(body, lambda: request_key(request, body))
+
+
+async def _is_known(request: web.Request, key: IdempotencyKey) -> bool:
+    async with request.app[DATABASE].snapshot() as tx:
+        return await idempotency.is_bound(tx, tenant_of(request), key.route, key.key)
 
 
 async def delete_job(request: web.Request) -> web.StreamResponse:

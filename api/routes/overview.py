@@ -7,8 +7,8 @@ from aiohttp import web
 from api.negotiation import JSON
 from api.overview import Overviews
 from api.state import CATALOG, DATABASE, SETTINGS
-from api.waiting import wait_for
-from contract.errors import StoreUnavailableError
+from api.waiting import wait_while_allowed
+from contract.errors import StoreUnavailableError, UnauthorizedError
 
 __all__ = ["OVERVIEWS", "add_routes"]
 
@@ -39,9 +39,11 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     try:
         while True:
             await response.write(await _next_message(overviews))
-            if await wait_for(overviews.stopping, _PERIOD_S):
+            if await wait_while_allowed(request, overviews.stopping, _PERIOD_S):
                 break
         await response.write_eof()
+    except UnauthorizedError:
+        await response.write_eof()  # the key was revoked meanwhile
     except ConnectionResetError:
         pass  # the watcher left
     return response

@@ -76,8 +76,10 @@ async def _from_bulk(request: web.Request, bulk_id: str) -> BulkSource:
 
 async def _from_filter(request: web.Request, wanted: dict[str, str]) -> BulkSource:
     """Take the jobs there are now, newest first, those of bulks apart."""
+    for name, value in wanted.items():
+        check_plain_text(name + value, "source.filter")
     metadata = {
-        name.removeprefix("metadata."): check_plain_text(value, name)
+        name.removeprefix("metadata."): value
         for name, value in wanted.items()
         if name.startswith("metadata.")
     }

@@ -1,7 +1,9 @@
 """Keys on every route: who may do what, and how a refusal looks."""
 
+import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from api.auth import KEYRING, OPEN_PATHS, Keyring, scope_of
@@ -10,7 +12,7 @@ from contract.keys import Scope, create_key
 from storage import keys
 from storage.database import Database
 from tests.api.service import Service
-from tests.api.tenants import make_tenant
+from tests.api.tenants import Tenant, make_tenant
 
 
 def _routes(service: Service) -> list[tuple[str, str]]:
@@ -182,3 +184,29 @@ async def test_without_keys_another_site_cannot_use_the_browsers_way(
         answer = await sqlite_service.get("/v1/jobs", headers=headers)
 
         assert answer.status == status, (origin, host)
+
+
+async def test_streams_end_with_their_key(guarded: Service) -> None:
+    """A revoked key is told nothing more, also where it was told something before; others are."""
+    admin, other = await make_tenant(guarded, "a"), await make_tenant(guarded, "b")
+    paths = [f"/v1/jobs/{await admin.submit()}/events", "/v1/overview/events"]
+    streams = [await _open_stream(admin, path) for path in paths]
+    kept = await _open_stream(other, "/v1/overview/events")
+
+    async with guarded.database.transaction() as tx:
+        await keys.revoke_key(tx, admin.row.id)
+
+    async with asyncio.timeout(10):
+        for stream in streams:
+            await stream.read()
+
+    assert not kept.content.is_eof()
+    kept.close()
+
+
+async def _open_stream(tenant: Tenant, path: str) -> aiohttp.ClientResponse:
+    headers = {"Authorization": f"Bearer {tenant.key}"}
+    response = await tenant.service.http.get(tenant.service.url + path, headers=headers)
+    assert response.status == 200
+    await response.content.readuntil(b"\n\n")
+    return response

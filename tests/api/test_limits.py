@@ -13,6 +13,7 @@ from contract.config import Settings
 from contract.errors import NoCapacityError, OverloadedError, RateLimitedError
 from contract.jobs import Lane
 from contract.limits import TenantLimits
+from contract.scores import Problem
 from storage.counters import add_counts
 from storage.database import Database
 from storage.limits import put_limits
@@ -115,6 +116,46 @@ async def test_a_key_used_before_is_answered_whatever_the_limits_say(tenant: Ten
     assert new.status == 429
 
 
+async def test_a_retry_is_let_in_as_a_new_job_is(tenant: Tenant) -> None:
+    """With enough in the queue a job is not queued again, but where its key was used before."""
+    service, problem = tenant.service, Problem(code="internal", message="m")
+    first, second = await tenant.submit(), await tenant.submit()
+    for job in await service.claim():
+        await service.fail(job, problem)
+    await service.app[GATE]._read_now()
+    taken = await tenant.post(f"/v1/jobs/{first}/retry", {}, Idempotency_Key="k")
+    for job in await service.claim():
+        await service.fail(job, problem)
+    await service.app[GATE]._read_now()
+    await _fill(tenant)
+
+    again = await tenant.post(f"/v1/jobs/{first}/retry", {}, Idempotency_Key="k")
+    refused = [
+        await tenant.post(f"/v1/jobs/{second}/retry", {}, **headers)
+        for headers in ({}, {"Idempotency_Key": "new"})
+    ]
+
+    assert (taken.status, again.status) == (202, 202)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert [answer.status for answer in refused] == [429] * 2
+    assert refused[0].headers["RateLimit-Policy"] == '"queued-jobs";q=3'
+    assert (await tenant.get(f"/v1/jobs/{second}")).json["state"] == "failed"
+
+
+async def test_a_retried_job_counts(tenant: Tenant) -> None:
+    """What was queued again takes a place, at once."""
+    job_id = await tenant.submit()
+    await tenant.service.fail((await tenant.service.claim())[0], Problem(code="x", message="m"))
+    await tenant.submit()
+    await tenant.submit()
+    await tenant.service.app[GATE]._read_now()
+
+    retried = await tenant.post(f"/v1/jobs/{job_id}/retry", {})
+    refused = await tenant.post("/v1/jobs", JOB)
+
+    assert (retried.status, refused.status) == (202, 429)
+
+
 async def test_bodies_and_items_may_be_fewer_for_a_tenant(tenant: Tenant) -> None:
     """The limit that holds is its own, and it is what ``/v1/limits`` names."""
     packed = zlib.compress(b'{"items":["' + b"x" * 3000 + b'"]}')
@@ -170,7 +211,7 @@ async def test_a_full_store_takes_no_job(tenant: Tenant) -> None:
 
 
 async def test_bulks_and_endpoints_are_counted(tenant: Tenant) -> None:
-    """One open bulk, one endpoint; a repeated request is no second one."""
+    """One open bulk, also where one is to run again; one endpoint; a repeat is no second one."""
     file = (await _upload(tenant, 20)).json["id"]
     body = {"input_file_id": file, "model": "tiny", "on_invalid": "skip"}
     await run_sql(tenant.service.database, _OPEN_BULK)
@@ -180,10 +221,13 @@ async def test_bulks_and_endpoints_are_counted(tenant: Tenant) -> None:
     bulk = await tenant.post("/v1/bulks", body)
     batch = {"input_file_id": file, "endpoint": "/v1/score", "completion_window": "24h"}
     second = await tenant.post("/v1/batches", batch)
+    await run_sql(tenant.service.database, _ENDED_BULK)
+    retried = await tenant.post(f"/v1/bulks/blk_{'0' * 32}/retry", {})
     endpoint = await tenant.post("/v1/webhook_endpoints", url)
 
     assert (bulk.status, bulk.json["code"]) == (429, "overloaded")
     assert (second.status, second.json["error"]["code"]) == (429, "overloaded")
+    assert (retried.status, retried.json["code"]) == (429, "overloaded")
     assert (endpoint.status, endpoint.json["code"]) == (429, "quota_exceeded")
     assert endpoint.headers["RateLimit-Policy"] == '"webhook-endpoints";q=1'
 
@@ -214,6 +258,17 @@ async def test_open_paths_are_not_counted(guarded: Service) -> None:
     assert [answer.status for answer in answers] == [200] * 3
     assert all("RateLimit" not in answer.headers for answer in answers)
     assert guarded.app[GATE]._reading.read_at < 0
+
+
+async def test_the_first_reading_is_waited_for(database: Database) -> None:
+    """Whoever asks while it runs is told the tenant's own limits, not the settings'."""
+    gate = Gate(database, Settings())
+    async with database.transaction() as tx:
+        await put_limits(tx, "small", TenantLimits(items=2))
+
+    limits = await asyncio.gather(*(gate.limits_of("small") for _ in range(4)))
+
+    assert [each.items for each in limits] == [2] * 4
 
 
 async def test_a_burst_refills(sqlite_database: Database) -> None:
@@ -332,4 +387,11 @@ INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata,
     refused_lines, ingested_lines, ingested_items, indexed_lines, attempt, created_at,
     lease_until_at)
 VALUES ('blk_x', 'small', 'bulk', 'validating', '', '{}', '{}', '{}', 0, 0, 0, 0, 0, 0, 0, 1e15)
+"""
+
+_ENDED_BULK = """
+INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata, total_lines,
+    refused_lines, ingested_lines, ingested_items, indexed_lines, attempt, created_at, finished_at)
+VALUES ('blk_00000000000000000000000000000000', 'small', 'bulk', 'completed', '', '{}', '{}', '{}',
+    0, 0, 0, 0, 0, 0, 0, 1)
 """

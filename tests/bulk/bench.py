@@ -96,13 +96,13 @@ class Bulks:
                     return bulk
                 await asyncio.sleep(0.02)
 
-    async def wait_until_indexed(self, bulk_id: str) -> None:
+    async def wait_until_indexed(self, bulk_id: str, tenant: str = "default") -> None:
         """Return when the cache knows a bulk that has ended."""
         indexed = False
         while not indexed:
             await self.service.app[BULKS].read_once()
             async with self.service.database.snapshot() as tx:
-                row = await get_bulk(tx, "default", bulk_id)
+                row = await get_bulk(tx, tenant, bulk_id)
             indexed = row.indexed_lines == row.ingested_lines
 
     async def results(self, bulk_id: str, after: int = 0) -> list[dict[str, Any]]:

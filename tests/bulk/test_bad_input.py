@@ -186,3 +186,25 @@ async def test_a_file_beyond_the_limit_is_refused(short_lines: Bulks) -> None:
 
     assert answer.status == 413
     assert "max_file_bytes of 2000000" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("a", "x\0"), ("a\0", "x")])
+async def test_metadata_that_sql_cannot_hold_is_refused(
+    bulks: Bulks, name: str, value: str
+) -> None:
+    """Of bulks, of batches, and in what is filtered by: by name, on either database."""
+    post = bulks.service.post
+    await bulks.service.report_ready()
+    file_id = await bulks.upload(b"{}\n")
+    bulk = {"input_file_id": file_id, "model": "tiny", "metadata": {name: value}}
+    batch = {"input_file_id": file_id, "endpoint": "/v1/score", "completion_window": "24h"}
+    found = {"filter": {f"metadata.{name}": value}}
+    model = {"filter": {"model": name + value}}
+
+    refused = await post("/v1/bulks", bulk)
+    refused_batch = await post("/v1/batches", batch | {"metadata": {name: value}})
+    filtered = [await post("/v1/rescore", {"source": source}) for source in (found, model)]
+
+    assert (refused.status, refused.json["param"]) == (422, "metadata")
+    assert (refused_batch.status, refused_batch.json["error"]["param"]) == (422, "metadata")
+    assert [(each.status, each.json["param"]) for each in filtered] == [(422, "source.filter")] * 2

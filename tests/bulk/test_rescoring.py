@@ -1,7 +1,11 @@
 """Scored again: only what the cache lacks runs; another model is another key; compared."""
 
 from contract.models import ModelConfig
+from storage.database import Database
+from tests.api.tenants import make_tenant
 from tests.bulk.bench import MODELS, Bulks, batch_line, render, rows
+from tests.bulk.conftest import run
+from tests.worker.harness import create_settings
 
 
 async def test_only_what_is_not_known_runs(bulks: Bulks) -> None:
@@ -184,3 +188,24 @@ async def test_a_cancelled_run_is_known_to_the_cache(sqlite_bulks: Bulks) -> Non
     await sqlite_bulks.wait_until_indexed(bulk_id)
 
     assert (await sqlite_bulks.run(rows(600)))["counts"]["from_cache"] >= 512
+
+
+async def test_tenants_do_not_share_the_cache(
+    sqlite_url: str, sqlite_database: Database, blob_url: str, redis_url: str
+) -> None:
+    """Another that scores the same finds nothing, and does not put away what was known."""
+    settings = create_settings(sqlite_url, blob_url, redis_url, auth="required")
+    async with run(settings, sqlite_database) as bulks:
+        headers = bulks.service.http.headers
+        keys = {name: (await make_tenant(bulks.service, name)).key for name in ("a", "b")}
+        headers["Authorization"] = f"Bearer {keys['a']}"
+        await bulks.start_worker()
+
+        found = []
+        for name in ("a", "b", "a"):
+            headers["Authorization"] = f"Bearer {keys[name]}"
+            bulk = await bulks.run(rows(3))
+            await bulks.wait_until_indexed(bulk["id"], name)
+            found.append(bulk["counts"]["from_cache"])
+
+    assert found == [0, 0, 3]

@@ -10,9 +10,11 @@ from openapi_spec_validator import validate
 from api.app import create_app
 from api.openapi.document import build_document, list_routes
 from api.openapi.operations import OPERATIONS
+from contract.bulks import LONGEST_FILE_S
 from contract.config import Settings
 from contract.errors import ScoreError
 from tests.api.service import Service
+from tests.storage.factories import run_sql
 
 APP = create_app(Settings(), {})
 DOCUMENT: dict[str, Any] = msgspec.json.decode(
@@ -45,6 +47,25 @@ def test_an_operation_says_what_it_does(path: str) -> None:
         assert {"400", "401", "403", "429", "500", "503"} <= set(operation["responses"])
         if method == "post" and path != "/v1/files":
             assert "Idempotency-Key" in names
+
+
+def test_an_upload_says_how_long_it_is_kept() -> None:
+    """The field is told with the limit that is checked."""
+    content = DOCUMENT["paths"]["/v1/files"]["post"]["requestBody"]["content"]
+    field = content["multipart/form-data"]["schema"]["properties"]["expires_after[seconds]"]
+
+    assert field == {"type": "integer", "minimum": 1, "maximum": LONGEST_FILE_S}
+
+
+async def test_rescoring_what_was_deleted_is_described(sqlite_service: Service) -> None:
+    """What the route answers for a deleted bulk is among its answers."""
+    await run_sql(sqlite_service.database, _DELETED_BULK)
+    source = {"bulk": f"blk_{'0' * 32}"}
+
+    answer = await sqlite_service.post("/v1/rescore", {"source": source})
+
+    assert answer.status == 410
+    assert str(answer.status) in DOCUMENT["paths"]["/v1/rescore"]["post"]["responses"]
 
 
 def test_every_error_is_named() -> None:
@@ -89,3 +110,12 @@ def test_the_static_files_are_there() -> None:
     folder = Path(__file__).parent.parent.parent / "api" / "static"
 
     assert {"docs.html", "docs.css", "docs.js"} <= {each.name for each in folder.iterdir()}
+
+
+_DELETED_BULK = """
+INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata, total_lines,
+    refused_lines, ingested_lines, ingested_items, indexed_lines, attempt, created_at, finished_at,
+    deleted_at)
+VALUES ('blk_00000000000000000000000000000000', 'default', 'bulk', 'completed', '', '{}', '{}',
+    '{}', 0, 0, 0, 0, 0, 0, 0, 1, 1)
+"""

@@ -263,6 +263,18 @@ async def test_a_cancellation_whose_answer_was_lost_is_no_error(script: Script) 
     assert found.state is JobState.CANCELLED
 
 
+async def test_a_retry_whose_answer_was_lost_is_no_error(script: Script) -> None:
+    """The job is not found queued, and refused, by a second request: both carry one key."""
+    script.hang_up()
+    script.answer(job(), status=202)
+    async with AsyncClient(script.url) as client:
+        found = await client.retry(JOB_ID)
+
+    first, second = (call.headers["Idempotency-Key"] for call in script.calls)
+    assert first == second
+    assert found.state is JobState.QUEUED
+
+
 async def test_a_deletion_whose_answer_was_lost_is_done(script: Script) -> None:
     """What the repetition finds gone, the first removed: there is nothing left to do."""
     script.hang_up()

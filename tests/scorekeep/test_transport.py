@@ -7,6 +7,7 @@ from email.utils import format_datetime
 import pytest
 
 from contract.errors import (
+    ConflictError,
     ForbiddenError,
     IllegalTransitionError,
     InvalidRequestError,
@@ -18,6 +19,7 @@ from contract.errors import (
     UnavailableError,
 )
 from scorekeep import AsyncClient, transport
+from scorekeep.bulk import BulkClient
 from scorekeep.transport import create_error
 from tests.scorekeep.scripted import JOB_ID, Script, job, problem
 
@@ -54,6 +56,31 @@ async def test_a_lost_connection_is_tried_again(client: AsyncClient, script: Scr
     script.answer(job("succeeded"))
 
     assert (await client.get(JOB_ID)).id == JOB_ID
+
+
+@pytest.mark.parametrize("status", [None, 500, 502, 504])
+@pytest.mark.usefixtures("naps")
+async def test_what_may_be_done_is_not_done_twice(script: Script, status: int | None) -> None:
+    """An act on a bulk has no key: where it may have been done, only its caller can tell."""
+    script.hang_up() if status is None else script.answer(b"a proxy", status=status)
+    async with BulkClient(script.url) as bulks:
+        with pytest.raises(ScoreError):
+            await bulks.act("blk_1", "retry")
+
+    assert [call.path for call in script.calls] == ["/v1/bulks/blk_1/retry"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.usefixtures("naps")
+async def test_what_was_refused_is_tried_again(script: Script, status: int) -> None:
+    """Without a key too, where the service said that it did not begin."""
+    script.answer(problem("no_capacity", status), status=status)
+    script.answer(problem("conflict", 409), status=409)
+    async with BulkClient(script.url) as bulks:
+        with pytest.raises(ConflictError):
+            await bulks.act("blk_1", "retry")
+
+    assert len(script.calls) == 2
 
 
 async def test_retries_end(client: AsyncClient, script: Script) -> None:
