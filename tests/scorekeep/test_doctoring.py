@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.config import Settings
 from scorekeep import doctoring
 from scorekeep.cli import main
 from scorekeep.completion import SHELLS
+from storage.backup import restore_backup, take_backup
 from storage.migrating import migrate
 from tests.scorekeep.scripted import Script
 
@@ -61,6 +63,7 @@ def test_what_is_wrong_comes_with_what_to_do(
 ) -> None:
     """No schema, no Redis, no checkpoint: each is named, with advice; 1."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "scorekeep.db").touch()
     (tmp_path / "checkpoint").mkdir()
     Path("scorekeep.toml").write_text(
         '[models.a]\nsource = "checkpoint"\n[models.b]\nsource = "/nowhere"\n'
@@ -77,6 +80,25 @@ def test_what_is_wrong_comes_with_what_to_do(
     assert "holds no config.json" in told
     assert "/nowhere is no folder here" in told
     assert "taken for a hub id" in told
+
+
+def test_no_database_is_made(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is none yet that is said, and a backup can be restored there afterwards."""
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+
+    code = main(["doctor", "--data", str(fresh), "--json"])
+
+    told = json.loads(capsys.readouterr().out)
+    (sql,) = [each for each in told["findings"] if each["part"] == "sql"]
+    assert (code, sql["ok"]) == (1, False)
+    assert sql["detail"].endswith("no database yet")
+    assert "scorekeep migrate" in sql["advice"]
+    assert list(fresh.glob("scorekeep.db*")) == []
+    take_backup(Settings(data_dir=str(data)), tmp_path / "out")
+    assert restore_backup(Settings(data_dir=str(fresh)), tmp_path / "out").jobs == 0
 
 
 def test_a_database_that_is_away(
