@@ -65,11 +65,14 @@ async def collect_expired(tx: Transaction, *, limit: int) -> list[BlobRef]:
     """Turn jobs past their retention into tombstones; return the blobs that hold bytes of them.
 
     One with a delivery that is still due waits for it: an event says the same at every attempt.
-    The log of deliveries goes with the job, the bytes after the commit, by ``forgetting.forget``.
+    The log of deliveries and the history of attempts go with the job, the bytes after the commit,
+    by ``forgetting.forget``.
     """
     rows = (await execute(tx, _COLLECT, {"limit": limit})).all()
     if rows:
-        await execute(tx, _DROP_DELIVERIES, {"rows": pack({"id": row.id} for row in rows)})
+        gone = pack({"id": row.id} for row in rows)
+        for statement in (_DROP_DELIVERIES, _DROP_ATTEMPTS):
+            await execute(tx, statement, {"rows": gone})
     return [BlobRef(row.id, row.blob_key) for row in rows if row.blob_key is not None]
 
 
@@ -152,13 +155,17 @@ WITH due AS MATERIALIZED (
     ORDER BY j.expires_at LIMIT :limit {skip j})
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
-    metadata = '{}', webhook_url = NULL, stored_bytes = NULL, version = version + 1
+    metadata = '{}', webhook_url = NULL, origin = NULL, stored_bytes = NULL, version = version + 1
 FROM due WHERE jobs.id = due_id
 RETURNING id, blob_key
 """
 
 _DROP_DELIVERIES = """
 DELETE FROM deliveries WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
+"""
+
+_DROP_ATTEMPTS = """
+DELETE FROM attempts WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
 """
 
 _PURGE = """

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import pytest
+
 from contract.bulks import BulkEventType
 from contract.webhooks import EventType
 from storage.bulk_events import add_bulk_event
 from storage.bulks import NewBulk, add_bulk, delete_bulk
+from storage.claims import retry_later
 from storage.database import Database, Transaction
 from storage.endpoints import EndpointChange, create_endpoint
 from storage.events import add_test_event
 from storage.forgetting import delete_job
 from storage.score_cache import CacheEntry, put_cached
-from storage.sweeps import purge_bulks, purge_events, purge_tombstones
+from storage.sweeps import collect_expired, purge_bulks, purge_events, purge_tombstones
 from tests.storage.factories import claim, complete, count, new_job, run_sql, submit
 
 _DAY_S = 86400.0
@@ -143,3 +146,31 @@ async def test_cached_scores_go_with_their_job(database: Database) -> None:
 
     left: list[Any] = await run_sql(database, "SELECT job_id FROM score_cache")
     assert (purged, [row.job_id for row in left]) == (1, [kept.id])
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+async def test_a_deleted_job_keeps_no_history(database: Database, how: str) -> None:
+    """Neither what its attempts failed with, nor the request that it came from."""
+    (job,) = await submit(database, new_job(expires_after_s=0.0, origin='{"request":"their-id"}'))
+    (held,) = await claim(database)
+    async with database.transaction() as tx:
+        await retry_later(tx, [held.claim], b'{"detail":"their-error"}', 0.0)
+    await complete(database, await claim(database))
+    before = await run_sql(
+        database,
+        "SELECT j.id FROM jobs j JOIN attempts a ON a.job_id = j.id"
+        " WHERE j.origin LIKE '%their-id%' AND a.error LIKE '%their-error%'",
+    )
+
+    async with database.transaction() as tx:
+        if how == "deleted":
+            await delete_job(tx, "t", job.id)
+        else:
+            await collect_expired(tx, limit=10)
+
+    (row,) = await run_sql(database, "SELECT deleted_at, origin FROM jobs")
+    async with database.snapshot() as tx:
+        attempts = await count(tx, "attempts")
+    assert len(before) == 1
+    assert row.deleted_at is not None
+    assert (row.origin, attempts) == (None, 0)
