@@ -70,19 +70,27 @@ def _check_versions() -> list[Finding]:
             advice="Scorekeep needs Python 3.11 or newer",
         )
     ]
-    for extra, packages in _EXTRAS.items():
-        found = {name: _version(name) for name in packages}
-        missing = [name for name, held in found.items() if held is None]
-        detail = ", ".join(f"{name} {held}" for name, held in found.items() if held)
-        if missing:
-            detail = f"missing: {', '.join(missing)}"
-        advice = f"pip install 'scorekeep[{extra}]'"
-        findings.append(Finding(part=extra, ok=not missing, detail=detail, advice=advice))
+    api = _check_extra("api")
+    worker = _check_extra("worker")
+    if api.ok and not worker.ok:  # a machine that only serves the API
+        detail = f"{worker.detail}; needed only where a worker runs"
+        worker = msgspec.structs.replace(worker, ok=True, detail=detail)
+    findings += [api, worker]
     redis = _version("redis")
     if redis is not None and int(redis.partition(".")[0]) > 5:
         advice = "pip install 'redis[hiredis]>=5.2,<6'; arq does not work with newer ones"
         findings.append(Finding(part="redis client", ok=False, detail=redis, advice=advice))
     return findings
+
+
+def _check_extra(extra: str) -> Finding:
+    found = {name: _version(name) for name in _EXTRAS[extra]}
+    missing = [name for name, held in found.items() if held is None]
+    detail = ", ".join(f"{name} {held}" for name, held in found.items() if held)
+    if missing:
+        detail = f"missing: {', '.join(missing)}"
+    advice = f"pip install 'scorekeep[{extra}]'"
+    return Finding(part=extra, ok=not missing, detail=detail, advice=advice)
 
 
 def _version(package: str) -> str | None:
@@ -121,9 +129,14 @@ def _check_source(name: str, source: str) -> Finding:
 
 def _check_stores(environment: Mapping[str, str]) -> list[Finding]:
     """Ask a child, which may import SQL and Redis; a Redis that nobody named is ``up``'s own."""
-    done = subprocess.run(  # noqa: S603  # our own module
-        CHECKUP, env=dict(environment), capture_output=True, timeout=_TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603  # our own module
+            CHECKUP, env=dict(environment), capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        late = f"no answer about SQL, blobs and Redis within {_TIMEOUT_S:g} s"
+        advice = "see whether the database, the blob store and this machine's disk answer"
+        return [Finding(part="stores", ok=False, detail=late, advice=advice)]
     if done.returncode != 0:
         detail = done.stderr.decode(errors="replace").strip().splitlines()
         advice = "pip install 'scorekeep[api]'"

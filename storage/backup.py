@@ -95,9 +95,10 @@ def restore_backup(settings: Settings, source: Path) -> Manifest:
     """
     rows, blobs = _find_parts(settings)
     manifest = _read_manifest(source)
-    if rows.exists():
-        message = f"{rows} exists already; restore into a folder without data"
-        raise SettingsError(message)
+    for path in (rows, *_journals(rows)):  # SQLite would replay a journal into what is restored
+        if path.exists():
+            message = f"{path} exists already; restore into a folder without data"
+            raise SettingsError(message)
     rows.parent.mkdir(parents=True, exist_ok=True)
     with _alone(Path(settings.data_dir)):
         for path in _list_blobs(source / _BLOBS):
@@ -106,6 +107,8 @@ def restore_backup(settings: Settings, source: Path) -> Manifest:
             target = Path(settings.data_dir) / _CANARIES
             shutil.copytree(source / _CANARIES, target, dirs_exist_ok=True)
         partial = rows.with_name(f"{_TEMPORARY}{rows.name}")
+        for path in _journals(partial):  # of a restore that was interrupted
+            path.unlink(missing_ok=True)
         shutil.copyfile(source / _ROWS, partial)
         _settle(partial)
         migrate(f"sqlite+aiosqlite:///{partial}")
@@ -132,6 +135,11 @@ def _find_parts(settings: Settings) -> tuple[Path, Path]:
         )
         raise SettingsError(message)
     return Path(url.database), Path(unquote(parts.path))
+
+
+def _journals(rows: Path) -> list[Path]:
+    """Return where SQLite keeps what is not yet in its file."""
+    return [rows.with_name(f"{rows.name}{ending}") for ending in ("-wal", "-shm", "-journal")]
 
 
 def _fill(partial: Path, rows: Path, blobs: Path) -> Manifest:

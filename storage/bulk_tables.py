@@ -122,4 +122,5 @@ score_cache = Table(
     Column("item_count", Integer, nullable=False),
     Column("has_hidden", Integer, nullable=False),
     Column("created_at", Float(53), nullable=False),
+    Index("ix_score_cache_job_id", "job_id"),
 )

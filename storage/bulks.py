@@ -294,7 +294,9 @@ async def reopen_bulk(tx: Transaction, bulk: BulkRow) -> bool:
 
 
 async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
-    """Take an ended bulk out of sight; its jobs' retention ends now, its deliveries are dropped.
+    """Take an ended bulk out of sight; its jobs' retention ends now, its events are dropped.
+
+    What its client wrote goes at once, and with the events their deliveries.
 
     Raises ``ConflictError`` for one that has not ended.
     """
@@ -304,10 +306,9 @@ async def delete_bulk(tx: Transaction, tenant: str, bulk_id: str) -> None:
         raise ConflictError(message)
     await execute(tx, _DELETE_JOBS, {"bulk_id": bulk_id})
     await execute(tx, "DELETE FROM bulk_chunks WHERE bulk_id = :id", {"id": bulk_id})
-    await execute(tx, _DELETE_DELIVERIES, {"id": bulk_id})
-    await execute(
-        tx, "UPDATE bulks SET deleted_at = {now}, key = NULL WHERE id = :id", {"id": bulk_id}
-    )
+    await execute(tx, "DELETE FROM events WHERE bulk_id = :id", {"id": bulk_id})
+    await execute(tx, "DELETE FROM bulk_events WHERE bulk_id = :id", {"id": bulk_id})
+    await execute(tx, _DELETE, {"id": bulk_id})
 
 
 def _moments_of(state: BulkState) -> list[str]:
@@ -383,8 +384,11 @@ UPDATE jobs SET available_at = {now}
 WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= 1e15
 """
 
-_DELETE_DELIVERIES = """
-DELETE FROM deliveries WHERE event_id IN (SELECT e.id FROM events e WHERE e.bulk_id = :id)
+_DELETE = """
+UPDATE bulks SET
+    deleted_at = {now}, key = NULL, body_hash = NULL, source = '{}', options = '{}',
+    metadata = '{}', errors = NULL, webhook_url = NULL
+WHERE id = :id
 """
 
 _DELETE_JOBS = """

@@ -5,6 +5,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import msgspec
 from alembic.script import ScriptDirectory
@@ -35,6 +36,10 @@ async def check_stores(settings: Settings) -> list[Finding]:
 
 async def _check_database(settings: Settings) -> list[Finding]:
     told = make_url(settings.database).render_as_string(hide_password=True)
+    if not _is_there(settings.database):  # SQLite would make one, which a restore then refuses
+        detail = f"{told}: no database yet"
+        advice = "run scorekeep migrate, or scorekeep restore (scorekeep up makes one by itself)"
+        return [Finding(part="sql", ok=False, detail=detail, advice=advice)]
     database = Database(settings.database)
     try:
         async with asyncio.timeout(_TIMEOUT_S), database.snapshot() as tx:
@@ -52,6 +57,13 @@ async def _check_database(settings: Settings) -> list[Finding]:
     detail = f"revision {revision or 'none'}, this version's is {head}"
     advice = "run scorekeep migrate (scorekeep up does it by itself)"
     return [answers, Finding(part="schema", ok=False, detail=detail, advice=advice)]
+
+
+def _is_there(database: str) -> bool:
+    """Tell whether there is a file to be opened, where it is one."""
+    url = make_url(database)
+    is_file = url.get_backend_name() == "sqlite" and url.database not in {None, "", ":memory:"}
+    return not is_file or Path(str(url.database)).exists()
 
 
 async def _read_revision(database: Database) -> str | None:

@@ -33,7 +33,8 @@ async def delete_job(tx: Transaction, tenant: str, job_id: str) -> BlobRef | Non
     if row is None:
         found = await get_job(tx, tenant, job_id)
         raise IllegalTransitionError(current=found.state, wanted="deleted")
-    await execute(tx, "DELETE FROM deliveries WHERE job_id = :id", {"id": job_id})
+    for table in ("deliveries", "attempts"):
+        await execute(tx, f"DELETE FROM {table} WHERE job_id = :id", {"id": job_id})  # noqa: S608
     return None if row.blob_key is None else BlobRef(job_id, row.blob_key)
 
 
@@ -171,7 +172,7 @@ async def _drop_unknown(database: Database, store: BlobStore, keys: list[str]) -
 _DELETE = """
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
-    metadata = '{}', webhook_url = NULL, stored_bytes = NULL, version = version + 1
+    metadata = '{}', webhook_url = NULL, origin = NULL, stored_bytes = NULL, version = version + 1
 WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL
   AND state NOT IN ('queued', 'running')
 RETURNING blob_key

@@ -13,8 +13,8 @@ from storage.events import ENDED, add_events
 from storage.refs import BlobRef
 from storage.statements import execute, pack, render_hint
 
-__all__ = ["Reaped", "collect_expired", "expire_jobs", "purge_tombstones", "reap_jobs"]
-__all__ += ["unforgotten_refs"]
+__all__ = ["Reaped", "collect_expired", "expire_jobs", "purge_bulks", "purge_events"]
+__all__ += ["purge_tombstones", "reap_jobs", "unforgotten_refs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,44 @@ async def collect_expired(tx: Transaction, *, limit: int) -> list[BlobRef]:
     """Turn jobs past their retention into tombstones; return the blobs that hold bytes of them.
 
     One with a delivery that is still due waits for it: an event says the same at every attempt.
-    The log of deliveries goes with the job, the bytes after the commit, by ``forgetting.forget``.
+    The log of deliveries and the history of attempts go with the job, the bytes after the commit,
+    by ``forgetting.forget``.
     """
     rows = (await execute(tx, _COLLECT, {"limit": limit})).all()
     if rows:
-        await execute(tx, _DROP_DELIVERIES, {"rows": pack({"id": row.id} for row in rows)})
+        gone = pack({"id": row.id} for row in rows)
+        for statement in (_DROP_DELIVERIES, _DROP_ATTEMPTS):
+            await execute(tx, statement, {"rows": gone})
     return [BlobRef(row.id, row.blob_key) for row in rows if row.blob_key is not None]
 
 
 async def purge_tombstones(tx: Transaction, *, older_than_s: float, limit: int) -> int:
-    """Delete tombstones, and their events, that long after the deletion; return how many.
+    """Delete tombstones of jobs that long after the deletion; return how many.
 
-    From then on the id answers 404 instead of 410. One whose bytes are still there stays.
+    Their events and what the score cache knew of them go too. From then on the id answers 404
+    instead of 410. One whose bytes are still there stays.
     """
     parameters = {"older_than_s": older_than_s, "limit": limit}
-    return (await execute(tx, _PURGE, parameters)).rowcount
+    purged = list((await execute(tx, _PURGE, parameters)).scalars())
+    if purged:
+        await execute(tx, _DROP_CACHED, {"rows": pack({"id": job_id} for job_id in purged)})
+    return len(purged)
+
+
+async def purge_bulks(tx: Transaction, *, older_than_s: float, limit: int) -> int:
+    """Delete tombstones of bulks that long after the deletion; return how many."""
+    parameters = {"older_than_s": older_than_s, "limit": limit}
+    return (await execute(tx, _PURGE_BULKS, parameters)).rowcount
+
+
+async def purge_events(tx: Transaction, *, older_than_s: float, limit: int) -> int:
+    """Delete that old events of bulks and test events; return how many.
+
+    Their deliveries go too, so one with a delivery that is still due waits for it. Events of jobs
+    go with their job.
+    """
+    parameters = {"older_than_s": older_than_s, "limit": limit}
+    return (await execute(tx, _PURGE_EVENTS, parameters)).rowcount
 
 
 async def unforgotten_refs(tx: Transaction, *, limit: int) -> list[BlobRef]:
@@ -132,7 +155,7 @@ WITH due AS MATERIALIZED (
     ORDER BY j.expires_at LIMIT :limit {skip j})
 UPDATE jobs SET
     deleted_at = {now}, request = NULL, result = NULL, tensors = NULL, usage = NULL, error = NULL,
-    metadata = '{}', webhook_url = NULL, stored_bytes = NULL, version = version + 1
+    metadata = '{}', webhook_url = NULL, origin = NULL, stored_bytes = NULL, version = version + 1
 FROM due WHERE jobs.id = due_id
 RETURNING id, blob_key
 """
@@ -141,10 +164,33 @@ _DROP_DELIVERIES = """
 DELETE FROM deliveries WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
 """
 
+_DROP_ATTEMPTS = """
+DELETE FROM attempts WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
+"""
+
 _PURGE = """
 DELETE FROM jobs WHERE id IN (
     SELECT id FROM jobs WHERE deleted_at < {now} - :older_than_s AND blob_key IS NULL
     ORDER BY deleted_at LIMIT :limit)
+RETURNING id
+"""
+
+_DROP_CACHED = """
+DELETE FROM score_cache WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
+"""
+
+_PURGE_BULKS = """
+DELETE FROM bulks WHERE id IN (
+    SELECT id FROM bulks WHERE deleted_at < {now} - :older_than_s
+    ORDER BY deleted_at LIMIT :limit)
+"""
+
+_PURGE_EVENTS = """
+DELETE FROM events WHERE id IN (
+    SELECT e.id FROM events e WHERE e.job_id IS NULL AND e.created_at < {now} - :older_than_s
+      AND NOT EXISTS (
+          SELECT 1 FROM deliveries d WHERE d.event_id = e.id AND d.state = 'pending')
+    ORDER BY e.created_at LIMIT :limit)
 """
 
 _UNFORGOTTEN = """

@@ -175,6 +175,8 @@ events = Table(
     Column("created_at", Float(53), nullable=False),
     UniqueConstraint("job_id", "generation"),
     partial_index("ix_events_bulk", "bulk_id", "sequence", where="bulk_id IS NOT NULL"),
+    # Those that are purged. With job_id, or SQLite would take the unique one and sort.
+    partial_index("ix_events_no_job", "job_id", "created_at", where="job_id IS NULL"),
     # One end of a bulk and run of it, whatever ends it.
     partial_index("uq_events_bulk_end", "bulk_id", "generation", where=_BULK_END, unique=True),
     sqlite_autoincrement=True,  # a sequence number is never used twice

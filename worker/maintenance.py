@@ -21,7 +21,7 @@ _PAGE = 500
 _DEAD_WORKER_S = 3600.0
 #: A blob without a row may be one whose row is about to be written.
 _ORPHAN_S = 3600.0
-#: How long a deleted id answers 410 rather than 404.
+#: How long a deleted id answers 410 rather than 404, and events of bulks and tests are kept.
 _TOMBSTONE_S = 30 * 86400.0
 #: A row that has waited for this many sweeps is hinted once more, then left to the pump's sweep.
 _HINT_SWEEPS = 5
@@ -93,9 +93,12 @@ class Maintenance:
         return True
 
     async def purge_once(self) -> int:
-        """Delete tombstones that nobody asks for any more."""
-        async with self.stores.database.transaction() as tx:
-            return await sweeps.purge_tombstones(tx, older_than_s=_TOMBSTONE_S, limit=_PAGE)
+        """Delete tombstones that nobody asks for any more, and events as old about no job."""
+        purged = 0
+        for purge in (sweeps.purge_tombstones, sweeps.purge_bulks, sweeps.purge_events):
+            async with self.stores.database.transaction() as tx:
+                purged += await purge(tx, older_than_s=_TOMBSTONE_S, limit=_PAGE)
+        return purged
 
     async def hint_once(self) -> int:
         """Hint rows that have waited for long and were not yet hinted from here."""

@@ -5,10 +5,10 @@ others write, outside of any transaction: after an interruption they are built a
 Revision 0005, after 0001.
 """
 
-from contextlib import nullcontext
-
 import sqlalchemy as sa
 from alembic import op
+
+from storage.indexing import build_index
 
 revision = "0005"
 down_revision = "0004"
@@ -40,19 +40,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "attempt", name=op.f("pk_attempts")),
         if_not_exists=True,
     )
-    context = op.get_context()
-    postgresql = context.dialect.name == "postgresql"
-    with context.autocommit_block() if postgresql else nullcontext():
-        for name, (columns, where) in _INDEXES.items():
-            op.drop_index(name, "jobs", if_exists=True, postgresql_concurrently=True)
-            op.create_index(
-                name,
-                "jobs",
-                columns,
-                sqlite_where=sa.text(where),
-                postgresql_where=sa.text(where),
-                postgresql_concurrently=True,
-            )
+    for name, (columns, where) in _INDEXES.items():
+        build_index("jobs", name, columns, where=where)
 
 
 def downgrade() -> None:

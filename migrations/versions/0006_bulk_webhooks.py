@@ -7,48 +7,38 @@ Revision 0006, after 0005.
 import sqlalchemy as sa
 from alembic import op
 
+from storage.indexing import build_index, is_postgresql
+
 revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-_BULK = sa.text("bulk_id IS NOT NULL")
-_END = sa.text("bulk_id IS NOT NULL AND type <> 'batch.progress'")
-_IN_FLIGHT = sa.text("state = 'pending' AND worker IS NOT NULL")
 _BULK_COLUMNS = ("generation", "progress_step", "webhook_url", "webhook_events")
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("origin", sa.Text(), nullable=True))
-    op.add_column("events", sa.Column("bulk_id", sa.Text(), nullable=True))
+    again = is_postgresql()  # it may have been interrupted; SQLite does all or nothing
+    for table, name in (("jobs", "origin"), ("events", "bulk_id")):
+        op.add_column(table, sa.Column(name, sa.Text(), nullable=True), if_not_exists=again)
     for name in _BULK_COLUMNS[:2]:
         column = sa.Column(name, sa.Integer(), nullable=False, server_default=sa.text("0"))
-        op.add_column("bulks", column)
+        op.add_column("bulks", column, if_not_exists=again)
     for name in _BULK_COLUMNS[2:]:
-        op.add_column("bulks", sa.Column(name, sa.Text(), nullable=True))
-    op.create_index(
-        "ix_events_bulk",
+        op.add_column("bulks", sa.Column(name, sa.Text(), nullable=True), if_not_exists=again)
+    build_index("events", "ix_events_bulk", ["bulk_id", "sequence"], where="bulk_id IS NOT NULL")
+    build_index(
         "events",
-        ["bulk_id", "sequence"],
-        unique=False,
-        sqlite_where=_BULK,
-        postgresql_where=_BULK,
-    )
-    op.create_index(
         "uq_events_bulk_end",
-        "events",
         ["bulk_id", "generation"],
+        where="bulk_id IS NOT NULL AND type <> 'batch.progress'",
         unique=True,
-        sqlite_where=_END,
-        postgresql_where=_END,
     )
-    op.create_index(
-        "ix_deliveries_in_flight",
+    build_index(
         "deliveries",
+        "ix_deliveries_in_flight",
         ["receiver"],
-        unique=False,
-        sqlite_where=_IN_FLIGHT,
-        postgresql_where=_IN_FLIGHT,
+        where="state = 'pending' AND worker IS NOT NULL",
     )
 
 

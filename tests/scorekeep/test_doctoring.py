@@ -4,13 +4,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from contract.config import Settings
+from contract.findings import Finding
 from scorekeep import doctoring
 from scorekeep.cli import main
 from scorekeep.completion import SHELLS
+from storage.backup import restore_backup, take_backup
 from storage.migrating import migrate
 from tests.scorekeep.scripted import Script
 
@@ -61,6 +65,7 @@ def test_what_is_wrong_comes_with_what_to_do(
 ) -> None:
     """No schema, no Redis, no checkpoint: each is named, with advice; 1."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "scorekeep.db").touch()
     (tmp_path / "checkpoint").mkdir()
     Path("scorekeep.toml").write_text(
         '[models.a]\nsource = "checkpoint"\n[models.b]\nsource = "/nowhere"\n'
@@ -77,6 +82,25 @@ def test_what_is_wrong_comes_with_what_to_do(
     assert "holds no config.json" in told
     assert "/nowhere is no folder here" in told
     assert "taken for a hub id" in told
+
+
+def test_no_database_is_made(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is none yet that is said, and a backup can be restored there afterwards."""
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+
+    code = main(["doctor", "--data", str(fresh), "--json"])
+
+    told = json.loads(capsys.readouterr().out)
+    (sql,) = [each for each in told["findings"] if each["part"] == "sql"]
+    assert (code, sql["ok"]) == (1, False)
+    assert sql["detail"].endswith("no database yet")
+    assert "scorekeep migrate" in sql["advice"]
+    assert list(fresh.glob("scorekeep.db*")) == []
+    take_backup(Settings(data_dir=str(data)), tmp_path / "out")
+    assert restore_backup(Settings(data_dir=str(fresh)), tmp_path / "out").jobs == 0
 
 
 def test_a_database_that_is_away(
@@ -113,15 +137,45 @@ def test_a_service_says_why_it_is_not_ready(
     assert "not ready: queue: no Redis" in capsys.readouterr().out
 
 
-def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing extra and a redis client that arq does not know are wrong."""
-    held = {"redis": "8.0.0", "torch": None}
+def test_stores_that_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that does not come back is ended, and that is a finding like others."""
+    endless = (sys.executable, "-c", "import signal; signal.pause()")
+    monkeypatch.setattr(doctoring, "CHECKUP", endless)
+    monkeypatch.setattr(doctoring, "_TIMEOUT_S", 0.1)
+
+    code = main(["doctor", "--data", str(tmp_path), "--json"])
+
+    told = json.loads(capsys.readouterr().out)
+    (stores,) = [each for each in told["findings"] if each["part"] == "stores"]
+    assert (code, stores["ok"], told["consistency"]) == (1, False, {})
+    assert "within 0.1 s" in stores["detail"]
+
+
+def check_versions(monkeypatch: pytest.MonkeyPatch, **held: str | None) -> dict[str, Finding]:
+    """Return the findings about packages where those of ``held`` are the only ones amiss."""
     monkeypatch.setattr(doctoring, "_version", lambda name: held.get(name, "1.0"))
+    return {each.part: each for each in doctoring._check_versions()}
 
-    wrong = {each.part: each for each in doctoring._check_versions() if not each.ok}
 
-    assert set(wrong) == {"worker", "redis client"}
-    assert "scorekeep[worker]" in wrong["worker"].advice
+def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing extras and a redis client that arq does not know are wrong."""
+    found = check_versions(monkeypatch, redis="8.0.0", arq=None, torch=None)
+
+    assert {part for part, each in found.items() if not each.ok} == {
+        "api", "worker", "redis client",
+    }  # fmt: skip
+    assert "scorekeep[api]" in found["api"].advice
+    assert "scorekeep[worker]" in found["worker"].advice
+
+
+def test_a_machine_that_only_serves_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no torch; what is missing is told all the same."""
+    found = check_versions(monkeypatch, torch=None, transformers=None)
+
+    assert all(each.ok for each in found.values())
+    assert "missing: torch, transformers" in found["worker"].detail
 
 
 def test_models_are_listed(

@@ -253,6 +253,46 @@ async def test_refusals_change_nothing(
     assert main(["take", str(out)]) == 2
 
 
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_journal_left_behind_is_refused(settings: Settings, tmp_path: Path, ending: str) -> None:
+    """SQLite would replay the journal of a database that was removed into the restored one."""
+    take_backup(settings, tmp_path / "out")
+    target = elsewhere(tmp_path, "target")
+    left = tmp_path / "target" / f"scorekeep.db{ending}"
+    left.parent.mkdir()
+    left.write_bytes(b"left behind")
+
+    with pytest.raises(SettingsError, match=f"scorekeep.db{ending} exists already"):
+        restore_backup(target, tmp_path / "out")
+
+    assert list(left.parent.iterdir()) == [left]
+    assert left.read_bytes() == b"left behind"
+
+
+def test_an_interrupted_restore_leaves_nothing_to_replay(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """What a restore that was killed had in its journal is not in the one that repeats it."""
+    take_backup(settings, tmp_path / "out")
+    target = elsewhere(tmp_path, "target")
+    rows = Path(settings.data_dir) / "scorekeep.db"
+    half = tmp_path / "target" / ".tmp-scorekeep.db"
+    half.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(rows, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("INSERT INTO counters (name, value) VALUES ('after', 1)")
+        half.with_name(f"{half.name}-wal").write_bytes(
+            rows.with_name(f"{rows.name}-wal").read_bytes()
+        )
+
+    restore_backup(target, tmp_path / "out")
+
+    with contextlib.closing(sqlite3.connect(half.with_name("scorekeep.db"))) as connection:
+        found = connection.execute("SELECT name FROM counters WHERE name = 'after'").fetchall()
+        verdict = connection.execute("PRAGMA integrity_check").fetchall()
+    assert (found, verdict) == ([], [("ok",)])
+
+
 def test_a_backup_that_fails_leaves_nothing(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,16 @@
 """The migrations lead to the tables of the code, on both databases."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, event, inspect
+from sqlalchemy.engine import Engine
 
 from storage.migrating import create_config, main, migrate
 from tests.services import Postgres
@@ -52,6 +55,46 @@ def test_several_processes_may_migrate_at_once(
 
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     command.check(create_config(url))
+
+
+def test_no_index_is_built_before_writers(postgres_url: str) -> None:
+    """Of a table that was there before, on PostgreSQL: always while others write.
+
+    A plain ``CREATE INDEX`` keeps every writer out for as long as it reads the table.
+    """
+    config = create_config(postgres_url)
+    command.downgrade(config, "0004")
+    seen: list[str] = []
+
+    def keep(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        seen.append(" ".join(statement.split()))
+
+    event.listen(Engine, "before_cursor_execute", keep)
+    command.upgrade(config, "head")
+    event.remove(Engine, "before_cursor_execute", keep)
+
+    built = [each for each in seen if re.match(r"CREATE (UNIQUE )?INDEX", each)]
+    made = [match[1] for each in seen if (match := re.match(r"CREATE TABLE (\w+)", each))]
+    plain = [each for each in built if " CONCURRENTLY " not in each]
+    assert len(built) >= 8
+    assert [each for each in plain if not re.search(rf" ON ({'|'.join(made)}) ", each)] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "revision"),
+    [("0004", "0005"), ("0005", "0006"), ("0008", "0009"), ("0009", "0010")],
+)
+def test_a_migration_that_was_interrupted_goes_on(
+    before: str, revision: str, postgres_url: str
+) -> None:
+    """Stopped after its indexes and before it is recorded, it runs again from the beginning."""
+    config = create_config(postgres_url)
+    command.downgrade(config, revision)
+    command.stamp(config, before)
+
+    command.upgrade(config, "head")
+
+    command.check(config)
 
 
 def test_the_command_migrates_the_database_of_the_settings(

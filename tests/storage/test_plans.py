@@ -1,16 +1,19 @@
 """Lists of what is rare do not read all of a tenant: looked up in the databases' own plans."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from contract.jobs import JobState
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.jobs import list_jobs
+from storage.sweeps import purge_events
 from tests.storage.factories import run_sql
 
+_T = TypeVar("_T")
 _MANY = 20_000
 _SERIES = {
     "sqlite": "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :many)"
@@ -28,8 +31,10 @@ FROM {series}
 """
 
 
-async def _explain(database: Database, **filters: Any) -> tuple[list[str], str]:
-    """Return the ids of a list, and the plan of the statement that found them."""
+async def _explain(
+    database: Database, run: Callable[[Transaction], Awaitable[_T]]
+) -> tuple[_T, str]:
+    """Return what ``run`` did, and the plan of its last statement."""
     seen: list[tuple[str, Any]] = []
 
     def keep(
@@ -37,14 +42,14 @@ async def _explain(database: Database, **filters: Any) -> tuple[list[str], str]:
     ) -> None:
         seen.append((statement, parameters))
 
-    async with database.snapshot() as tx:
+    async with database.transaction() as tx:
         event.listen(tx.sync_connection, "before_cursor_execute", keep)
-        rows = await list_jobs(tx, "t", **filters)
+        done = await run(tx)
         event.remove(tx.sync_connection, "before_cursor_execute", keep)
         statement, parameters = seen[-1]
         verb = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
         plan = await tx.exec_driver_sql(f"{verb} {statement}", parameters)
-        return [row.id for row in rows], "\n".join(str(tuple(line)) for line in plan)
+        return done, "\n".join(str(tuple(line)) for line in plan)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +68,36 @@ async def test_a_rare_job_is_found_by_an_index(
     await run_sql(database, _FILL.format(series=_SERIES[database.dialect]), many=_MANY)
     await run_sql(database, "ANALYZE jobs")
 
-    found, plan = await _explain(database, **filters)
+    rows, plan = await _explain(database, lambda tx: list_jobs(tx, "t", **filters))
 
-    assert found == ["job_100005"]
+    assert [row.id for row in rows] == ["job_100005"]
     assert index in plan
     assert "ix_jobs_tenant_id" not in plan
+
+
+async def test_old_events_about_no_job_are_found_by_an_index(database: Database) -> None:
+    """Two among 20 000 of jobs and as many young ones: the sweep, again and again, reads those."""
+    await run_sql(database, _FILL.format(series=_SERIES[database.dialect]), many=_MANY)
+    await run_sql(
+        database,
+        "INSERT INTO events (id, job_id, generation, tenant, type, created_at)"
+        " SELECT 'evt_' || id, id, 0, 't', 'job.succeeded', 1 FROM jobs",
+    )
+    await run_sql(
+        database,
+        "INSERT INTO events (id, generation, tenant, type, created_at)"
+        " SELECT 'young_' || id, 0, 't', 'webhook.test', 1e12 FROM jobs",
+    )
+    await run_sql(
+        database,
+        "INSERT INTO events (id, generation, tenant, type, created_at)"
+        " VALUES ('evt_a', 0, 't', 'webhook.test', 1), ('evt_b', 0, 't', 'webhook.test', 1)",
+    )
+    await run_sql(database, "ANALYZE events")
+
+    purged, plan = await _explain(
+        database, lambda tx: purge_events(tx, older_than_s=1.0, limit=500)
+    )
+
+    assert purged == 2
+    assert "ix_events_no_job" in plan

@@ -9,11 +9,13 @@ import pytest
 from contract.config import Settings
 from contract.errors import GoneError
 from contract.jobs import JobState
-from storage import claims, workers
+from contract.webhooks import EventType
+from storage import claims, forgetting, workers
 from storage.database import Database
+from storage.events import Announcement, announce
 from storage.idempotency import find_or_claim
 from storage.queue import Queue
-from tests.worker.harness import Bench, heed, run_worker
+from tests.worker.harness import TENANT, Bench, heed, run_worker
 from tests.worker.scorers import ArithmeticScorer
 from worker.maintenance import Maintenance
 from worker.stores import Stores
@@ -170,6 +172,31 @@ async def test_old_keys_and_dead_workers_are_forgotten(
     old = [await maintenance.drop_keys_once(), await maintenance.drop_workers_once()]
 
     assert (fresh, old) == ([0, 0], [1, 1])
+
+
+async def test_what_nobody_asks_for_any_more_is_purged(
+    bench: Bench, maintenance: Maintenance
+) -> None:
+    """Thirty days after: a job's tombstone and an event about no job, not a day before."""
+    [job] = await bench.submit([[1]], queue_deadline_s=0.0)
+    await maintenance.expire_once()
+    async with bench.database.transaction() as tx:
+        await forgetting.delete_job(tx, TENANT, job)
+        await announce(tx, [Announcement(tenant=TENANT, type=EventType.WEBHOOK_TEST, generation=0)])
+
+    async def let_pass(days: int) -> None:
+        async with bench.database.transaction() as tx:
+            for table, column in (("jobs", "deleted_at"), ("events", "created_at")):
+                await tx.exec_driver_sql(
+                    f"UPDATE {table} SET {column} = {column} - 86400 * {days}"  # noqa: S608
+                )
+
+    await let_pass(29)
+    early = await maintenance.purge_once()
+    await let_pass(2)
+    late = await maintenance.purge_once()
+
+    assert (early, late) == (0, 2)
 
 
 async def test_orphans_are_collected_when_they_are_old(
