@@ -149,8 +149,7 @@ def _rebuild(
 
 def _find_family(parser: LineParser, request: ScoreRequest) -> Family | None:
     """Lines of one text that shared a job have the rest of their requests in common."""
-    nested = any(isinstance(each, list) for each in request.label_token_ids or ())
-    if nested or not all(isinstance(item, str) for item in request.item_list):
+    if not all(isinstance(item, str) for item in request.item_list):
         return None
     try:
         return parser.find_family(parser.change(request))

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import msgspec
 
-from api.bulk.families import Family, hash_input
+from api.bulk.families import Family, has_own_parts, hash_input
 from api.catalog import choose_model
 from api.compatible.endpoints import BATCH_ENDPOINTS, parse_line
 from contract.bulks import LineError
@@ -157,13 +157,16 @@ class LineParser:
     def find_family(self, request: ScoreRequest) -> Family | None:
         """Return what lines that differ from ``request`` in their one text have in common.
 
-        None where it would be refused: each of the lines says so for itself.
+        None where it would be refused: each of the lines says so for itself; and where a part of
+        it is of one item alone.
         """
         try:
             made = self.resolve(0, "family", msgspec.structs.replace(request, items=["x"]), {})
         except ScoreError:
             return None
-        return None if made.request is None else Family(made.request, made.fingerprint)
+        if made.request is None or has_own_parts(made.request):
+            return None
+        return Family(made.request, made.fingerprint)
 
     def _find_family(self) -> Family | None:
         try:
