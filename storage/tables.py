@@ -24,6 +24,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
     "JSON_DOCUMENT",
+    "PARKED_AT",
     "RARE",
     "SEQUENCE",
     "attempts",
@@ -59,6 +60,8 @@ JSON_DOCUMENT = JSON().with_variant(JSONB, "postgresql")
 
 #: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
+#: Beyond any moment: what a paused bulk holds back becomes available then, that is never.
+PARKED_AT = "1e15"
 _BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
 _IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 

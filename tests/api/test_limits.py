@@ -13,6 +13,7 @@ from contract.config import Settings
 from contract.errors import NoCapacityError, OverloadedError, RateLimitedError
 from contract.jobs import Lane
 from contract.limits import TenantLimits
+from storage.bulks import park_jobs
 from storage.counters import add_counts
 from storage.database import Database
 from storage.limits import put_limits
@@ -246,6 +247,20 @@ async def test_the_queue_is_full_for_those_behind_what_waits(database: Database)
 
     assert refused.value.policy is not None
     assert (refused.value.policy.quota, refused.value.policy.remaining) == (1000, 50)
+
+
+async def test_a_paused_bulk_keeps_nobody_out(database: Database) -> None:
+    """Its jobs are not taken before it goes on: the queue is as long as it is without them."""
+    settings = Settings(queue_tokens=1000)
+    await submit(database, new_job(lane=Lane.INTERACTIVE, estimated_tokens=900))
+    await run_sql(database, "UPDATE jobs SET bulk_id = 'x'")
+    with pytest.raises(NoCapacityError):
+        await Gate(database, settings).check_capacity(Lane.INTERACTIVE, 500)
+
+    async with database.transaction() as tx:
+        await park_jobs(tx, "x")
+
+    await Gate(database, settings).check_capacity(Lane.INTERACTIVE, 500)
 
 
 async def test_the_wait_is_what_waits_by_what_was_done(database: Database) -> None:
