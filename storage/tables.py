@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
+    "BULK_END",
     "JSON_DOCUMENT",
     "PARKED_AT",
     "RARE",
@@ -62,7 +63,8 @@ JSON_DOCUMENT = JSON().with_variant(JSONB, "postgresql")
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
 #: Beyond any moment: what a paused bulk holds back becomes available then, that is never.
 PARKED_AT = "1e15"
-_BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
+#: What ends a run of a bulk: there is one.
+BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
 _IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 
 
@@ -179,7 +181,7 @@ events = Table(
     UniqueConstraint("job_id", "generation"),
     partial_index("ix_events_bulk", "bulk_id", "sequence", where="bulk_id IS NOT NULL"),
     # One end of a bulk and run of it, whatever ends it.
-    partial_index("uq_events_bulk_end", "bulk_id", "generation", where=_BULK_END, unique=True),
+    partial_index("uq_events_bulk_end", "bulk_id", "generation", where=BULK_END, unique=True),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
 
