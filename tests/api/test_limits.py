@@ -133,6 +133,24 @@ async def test_bodies_and_items_may_be_fewer_for_a_tenant(tenant: Tenant) -> Non
     assert limits["tenant_queued_tokens"] == 1_000_000_000
 
 
+async def test_lines_of_a_bulk_have_no_more_items_than_a_job(tenant: Tenant) -> None:
+    """The tenant's own limit, as it was when the bulk was made, holds for each of its lines."""
+    form = aiohttp.FormData()
+    form.add_field("purpose", "batch")
+    form.add_field("file", b'{"items": ["a", "b", "c", "d", "e"]}\n', filename="lines.jsonl")
+    file = (await tenant.request("POST", "/v1/files", data=form)).json["id"]
+
+    started = await tenant.post("/v1/bulks", {"input_file_id": file, "model": "tiny"})
+    bulk = started.json
+    async with asyncio.timeout(10):
+        while bulk["state"] == "validating":
+            bulk = (await tenant.get(f"/v1/bulks/{bulk['id']}")).json
+
+    assert (started.status, bulk["state"]) == (202, "failed")
+    assert (bulk["errors"][0]["code"], bulk["errors"][0]["line"]) == ("too_large", 1)
+    assert "max_items of 4" in bulk["errors"][0]["message"]
+
+
 async def test_stored_bytes_are_files_requests_and_results(tenant: Tenant) -> None:
     """At the limit nothing more comes in; deleting makes room; what was refused left nothing."""
     job_id = await tenant.submit(return_pooled_hidden_states=True)

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from api.bulk.lines import LineParser
 from api.bulk.packing import pack_chunk
+from contract.config import Settings
 from contract.jobs import JobState
 from contract.models import ModelConfig, ModelState, ModelStatus, ScoringPath
 from storage.bulk_chunks import ChunkJob
@@ -29,7 +30,7 @@ def pack(parameters: dict[str, Any]) -> Sequence[ChunkJob]:
         parameters=parameters,
         columns={},
         hidden_states=None,
-        max_items=100,
+        limits=Settings(),
     )
     lines = [parser.parse(n, msgspec.json.encode(row)) for n, row in enumerate(rows(3), start=1)]
     chunk = pack_chunk(
