@@ -22,7 +22,14 @@ from contract.scores import JobRequest, ScoreRequest
 from contract.webhooks import JOB_EVENTS
 from storage.jobs import NewJob
 
-__all__ = ["CHARACTERS_PER_TOKEN", "LIMITS", "estimate_tokens", "make_submission", "request_key"]
+__all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "LIMITS",
+    "check_limits",
+    "estimate_tokens",
+    "make_submission",
+    "request_key",
+]
 
 CHARACTERS_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
@@ -53,7 +60,7 @@ async def make_submission(
     settings = request.app[SETTINGS]
     most = min(settings.max_items, request[OWN_LIMITS].items or settings.max_items)
     settings = msgspec.structs.replace(settings, max_items=most)
-    tokens = await run_for(body, lambda: _check_limits(wanted, settings))
+    tokens = await run_for(body, lambda: check_limits(wanted, settings))
     status = await request.app[CATALOG].resolve(wanted.model)
     extras = JobRequest(items=[], metadata=dict(metadata or {}))
     if isinstance(wanted, JobRequest):
@@ -143,7 +150,7 @@ def _encode_in_slices(wanted: ScoreRequest, model: str) -> bytes:
     return _encode_request(wanted, model, items=msgspec.Raw(b"[" + items + b"]"))
 
 
-def _check_limits(wanted: ScoreRequest, settings: Settings) -> int:
+def check_limits(wanted: ScoreRequest, settings: Settings) -> int:
     """Check everything that no model is needed for; return about how many tokens there are."""
     _check_items_limit(wanted, settings)
     wanted.check(max_items=settings.max_items)

@@ -19,7 +19,7 @@ from storage.database import Transaction, database_now
 from storage.events import ENDED, add_events
 from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, render_hint
-from storage.tables import jobs
+from storage.tables import PARKED_AT, jobs
 
 __all__ = [
     "Chunk",
@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _IDS_A_STATEMENT = 500
-_PAUSED_AT = 1e15
 #: A job, and the position of an item in it.
 Place = tuple[str, int]
 
@@ -291,7 +290,7 @@ async def _add_jobs(
         "lane": LANES.index(lane),
         "state": JobState.QUEUED.value,
         "created_at": now,
-        "available_at": literal_column(str(_PAUSED_AT)) if paused else now,
+        "available_at": literal_column(PARKED_AT) if paused else now,
         "hinted_at": now,  # hinted in chunks: the sweep for lost hints leaves them alone
         "expires_after_s": expires_after_s,
     }

@@ -18,6 +18,7 @@ from storage.bulk_tables import bulks
 from storage.database import Transaction
 from storage.ids import create_id
 from storage.statements import execute
+from storage.tables import PARKED_AT
 from storage.tenancy import check_owner
 
 __all__ = [
@@ -373,16 +374,15 @@ FROM due WHERE id = due_id
 RETURNING id, tenant
 """  # noqa: S608  # constants of ours
 
-#: Beyond any moment: not available while its bulk is paused.
-_PARK = """
-UPDATE jobs SET available_at = 1e15
-WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at < 1e15
-"""
+_PARK = f"""
+UPDATE jobs SET available_at = {PARKED_AT}
+WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at < {PARKED_AT}
+"""  # noqa: S608  # constants of ours
 
-_UNPARK = """
-UPDATE jobs SET available_at = {now}
-WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= 1e15
-"""
+_UNPARK = f"""
+UPDATE jobs SET available_at = {{now}}
+WHERE bulk_id = :bulk_id AND state = 'queued' AND available_at >= {PARKED_AT}
+"""  # noqa: S608  # constants of ours
 
 _DELETE = """
 UPDATE bulks SET

@@ -17,7 +17,7 @@ from storage.endpoints import EndpointRow, list_endpoints
 from storage.ids import create_id
 from storage.receivers import name_receiver
 from storage.statements import execute, pack
-from storage.tables import events
+from storage.tables import BULK_END, events
 from storage.tenancy import check_owner
 
 __all__ = [
@@ -100,6 +100,9 @@ async def add_events(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
 async def announce(tx: Transaction, announcements: Sequence[Announcement]) -> None:
     """Write these events, and a delivery to each that wants one.
 
+    A second end of one run of a bulk is left out: an earlier version runs one again without saying
+    that it is another run.
+
     An own URL gets the types that its job or bulk names, an endpoint those that it names; one that
     is disabled gets a dead delivery, which can be sent again.
     """
@@ -116,7 +119,8 @@ async def announce(tx: Transaction, announcements: Sequence[Announcement]) -> No
         }
         for each in announcements
     ]
-    await execute(tx, _INSERT_EVENTS, {"rows": pack(rows)})
+    written = {row.id for row in await execute(tx, _INSERT_EVENTS, {"rows": pack(rows)})}
+    announcements = [each for each in announcements if each.id in written]
     public = [each for each in announcements if not each.is_part]
     endpoints = await list_endpoints(tx, {each.tenant for each in public}) if public else []
     wanted = [_render_own(each) for each in announcements if each.is_wanted]
@@ -193,12 +197,13 @@ def _parse(row: Row[Any]) -> EventRow:
     )
 
 
-_INSERT_EVENTS = """
+_INSERT_EVENTS = f"""
 INSERT INTO events (id, job_id, bulk_id, generation, tenant, type, created_at)
-SELECT id, job_id, bulk_id, generation, tenant, type, {now}
-FROM {rows(id text, job_id text, bulk_id text, generation integer, tenant text, type text)} r
-ORDER BY id
-"""
+SELECT id, job_id, bulk_id, generation, tenant, type, {{now}}
+FROM {{rows(id text, job_id text, bulk_id text, generation integer, tenant text, type text)}} r
+WHERE true ORDER BY id
+ON CONFLICT (bulk_id, generation) WHERE {BULK_END} DO NOTHING RETURNING id
+"""  # noqa: S608  # constants of ours
 
 _INSERT_DELIVERIES = """
 INSERT INTO deliveries (id, event_id, job_id, tenant, endpoint_id, url, receiver, state, reason,

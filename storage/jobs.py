@@ -24,7 +24,7 @@ from storage.database import Transaction, database_now
 from storage.ids import create_id
 from storage.refs import TensorRef, decode_tensors
 from storage.statements import execute, render_hint
-from storage.tables import RARE, jobs
+from storage.tables import PARKED_AT, RARE, jobs
 from storage.tenancy import check_owner
 
 __all__ = [
@@ -232,7 +232,10 @@ async def read_request(tx: Transaction, tenant: str, job_id: str) -> bytes:
 
 
 async def queue_depth(tx: Transaction) -> list[QueueDepth]:
-    """Return what waits, by model and lane. Reads every queued row: cache it."""
+    """Return what waits, by model and lane, without what paused bulks hold back.
+
+    Reads every queued row: cache it.
+    """
     result = await execute(tx, _DEPTH, {})
     return [
         QueueDepth(row.model, LANES[row.lane], row.waiting, int(row.tokens), float(row.age))
@@ -277,11 +280,12 @@ def _has_metadata(dialect: str, key: str, value: str) -> ColumnElement[bool]:
     return exists().where(pairs.c.key == key, pairs.c.value == value)
 
 
-_DEPTH = """
+_DEPTH = f"""
 SELECT model, lane, count(*) AS waiting, sum(estimated_tokens) AS tokens,
-       {now} - min(created_at) AS age
-FROM jobs WHERE state = 'queued' GROUP BY model, lane ORDER BY model, lane
-"""
+       {{now}} - min(created_at) AS age
+FROM jobs WHERE state = 'queued' AND available_at < {PARKED_AT}
+GROUP BY model, lane ORDER BY model, lane
+"""  # noqa: S608  # constants of ours
 
 
 _RUNNING = """

@@ -23,7 +23,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = [
+    "BULK_END",
     "JSON_DOCUMENT",
+    "PARKED_AT",
     "RARE",
     "SEQUENCE",
     "attempts",
@@ -59,7 +61,10 @@ JSON_DOCUMENT = JSON().with_variant(JSONB, "postgresql")
 
 #: Ends that most jobs do not have. SQLite uses an index on it only for a query that says the same.
 RARE = "state IN ('partial', 'failed', 'cancelled', 'expired')"
-_BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
+#: Beyond any moment: what a paused bulk holds back becomes available then, that is never.
+PARKED_AT = "1e15"
+#: What ends a run of a bulk: there is one.
+BULK_END = "bulk_id IS NOT NULL AND type <> 'batch.progress'"
 _IN_FLIGHT = "state = 'pending' AND worker IS NOT NULL"
 
 
@@ -178,7 +183,7 @@ events = Table(
     # Those that are purged. With job_id, or SQLite would take the unique one and sort.
     partial_index("ix_events_no_job", "job_id", "created_at", where="job_id IS NULL"),
     # One end of a bulk and run of it, whatever ends it.
-    partial_index("uq_events_bulk_end", "bulk_id", "generation", where=_BULK_END, unique=True),
+    partial_index("uq_events_bulk_end", "bulk_id", "generation", where=BULK_END, unique=True),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from contract.jobs import LANES, Lane
 from storage.database import Transaction
 from storage.statements import execute
+from storage.tables import PARKED_AT
 
 __all__ = ["Waiting", "count_open_bulks", "read_stored_bytes", "read_waiting"]
 
@@ -25,7 +26,10 @@ class Waiting:
 
 
 async def read_waiting(tx: Transaction) -> list[Waiting]:
-    """Return what waits, by tenant and lane. Reads every queued row: keep the answer."""
+    """Return what waits, by tenant and lane, without what paused bulks hold back.
+
+    Reads every queued row: keep the answer.
+    """
     return [
         Waiting(row.tenant, LANES[row.lane], bool(row.in_bulks), row.jobs, int(row.tokens))
         for row in await execute(tx, _WAITING, {})
@@ -43,11 +47,11 @@ async def count_open_bulks(tx: Transaction, tenant: str) -> int:
     return count
 
 
-_WAITING = """
+_WAITING = f"""
 SELECT tenant, lane, CASE WHEN bulk_id IS NULL THEN 0 ELSE 1 END AS in_bulks,
        count(*) AS jobs, sum(estimated_tokens) AS tokens
-FROM jobs WHERE state = 'queued' GROUP BY 1, 2, 3
-"""
+FROM jobs WHERE state = 'queued' AND available_at < {PARKED_AT} GROUP BY 1, 2, 3
+"""  # noqa: S608  # constants of ours
 
 _STORED = """
 SELECT (SELECT coalesce(sum(size_bytes), 0) FROM files

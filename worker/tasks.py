@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from contract import errors
 from contract.config import Settings
 from contract.errors import DeadlineExceededError, ScoreError, StoreUnavailableError
 from contract.scores import ScoreRequest, Usage
@@ -34,13 +35,7 @@ from worker.engine.seam import JobScores, PreparedJob, Scorer
 from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure
 from worker.leases import LeaseKeeper
-from worker.results import (
-    fail_job,
-    has_scores,
-    list_readings,
-    render_outcome,
-    render_problem,
-)
+from worker.results import fail_job, has_scores, list_readings, render_outcome, render_problem
 from worker.stores import Stores
 
 __all__ = ["Counts", "Tasks", "Work"]
@@ -201,6 +196,7 @@ class Tasks:
                 with self.deadline.watch("prepare"):
                     request = msgspec.json.decode(work.job.request, type=ScoreRequest)
                     prepared = scorer.prepare(request, within_s=within_s)
+                    _check_count(work.job, prepared)
                     if work.earlier is not None:
                         work.places = list_open(scorer, prepared, work.earlier)
                     work.prepared = prepared
@@ -380,6 +376,12 @@ class Tasks:
 def _list_sequences(work: Work) -> list[TokenSequence]:
     sequences = [] if work.prepared is None else work.prepared.sequences
     return sequences if work.places is None else [sequences[place] for place in work.places]
+
+
+def _check_count(job: ClaimedJob, prepared: PreparedJob) -> None:
+    if len(prepared.items) != job.item_count:
+        message = f"the request has {len(prepared.items)} items, its job {job.item_count}"
+        raise errors.ScoringError(message)
 
 
 def _finish(scorer: Scorer, work: Work, prepared: PreparedJob) -> JobScores:

@@ -15,7 +15,7 @@ from api.submission import CHARACTERS_PER_TOKEN, estimate_tokens
 from contract.scores import ScoreRequest
 from storage.bulk_chunks import Place
 
-__all__ = ["Family", "decode_request", "gather_items", "hash_input"]
+__all__ = ["Family", "decode_request", "gather_items", "has_own_parts", "hash_input"]
 
 _HASH_BYTES = 16
 _PLACE = b"@"
@@ -38,6 +38,12 @@ def gather_items(places: Sequence[Place], requests: Mapping[str, ScoreRequest]) 
     if queries is not None:
         queries = [(requests[job_id].queries or queries)[index] for job_id, index in places]
     return msgspec.structs.replace(base, items=items, label_token_ids=labels, queries=queries)
+
+
+def has_own_parts(request: ScoreRequest) -> bool:
+    """Whether a query or labels are those of one item: its line shares them with no other."""
+    own_labels = any(isinstance(entry, list) for entry in request.label_token_ids or ())
+    return own_labels or request.queries is not None
 
 
 def hash_input(request: ScoreRequest) -> str:

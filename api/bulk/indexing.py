@@ -91,10 +91,17 @@ _UNKNOWN: tuple[str, bool, frozenset[int]] = ("", False, frozenset())
 
 
 def _describe(row: JobRow, fingerprint: str) -> tuple[str, bool, frozenset[int]]:
-    """Return what answered, whether hidden states were kept, and which items failed."""
-    errors = parse_result(row).errors if row.failed_count else []
+    """Return what answered, whether hidden states were kept, and which items have no score.
+
+    An item beyond the rows that were stored has none either.
+    """
     has_hidden = find_tensor(row, HIDDEN_STATES) is not None
-    return fingerprint, has_hidden, frozenset(error.index for error in errors)
+    failed: set[int] = set()
+    if row.scored_count != row.item_count:
+        result = parse_result(row)
+        failed = {error.index for error in result.errors}
+        failed.update(range(len(result.label_counts), row.item_count))
+    return fingerprint, has_hidden, frozenset(failed)
 
 
 def _is_whole(places: list[Place], failed: frozenset[int]) -> bool:

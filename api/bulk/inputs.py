@@ -44,6 +44,7 @@ def make_parser(
 ) -> LineParser:
     """Return the parser of a bulk's lines, with the models as they are now."""
     options = parse_options(bulk)
+    most = min(settings.max_items, options.max_items or settings.max_items)
     return LineParser(
         statuses,
         endpoint=bulk.endpoint or None,
@@ -51,7 +52,7 @@ def make_parser(
         parameters=options.parameters,
         columns=options.columns,
         hidden_states=options.hidden_states,
-        max_items=settings.max_items,
+        limits=msgspec.structs.replace(settings, max_items=most),
     )
 
 
@@ -139,9 +140,10 @@ def _rebuild(
             family = families.get(places[0][0]) if len(places) == 1 and not line.form else None
             if family is not None:
                 job_id, index = places[0]
-                text = requests[job_id].item_list[index]
-                lines.append(InputLine.of_family(number, line.custom_id, family, str(text)))
-                continue
+                text = str(requests[job_id].item_list[index])
+                if parser.fits(family, text):
+                    lines.append(InputLine.of_family(number, line.custom_id, family, text))
+                    continue
             request = _gather(places, requests)
             lines.append(_hold(parser, number, line.custom_id, request, line.form or {}))
     return lines
@@ -149,8 +151,7 @@ def _rebuild(
 
 def _find_family(parser: LineParser, request: ScoreRequest) -> Family | None:
     """Lines of one text that shared a job have the rest of their requests in common."""
-    nested = any(isinstance(each, list) for each in request.label_token_ids or ())
-    if nested or not all(isinstance(item, str) for item in request.item_list):
+    if not all(isinstance(item, str) for item in request.item_list):
         return None
     try:
         return parser.find_family(parser.change(request))

@@ -5,10 +5,12 @@ from typing import Any, Self
 
 import msgspec
 
-from api.bulk.families import Family, hash_input
+from api.bulk.families import Family, has_own_parts, hash_input
 from api.catalog import choose_model
 from api.compatible.endpoints import BATCH_ENDPOINTS, parse_line
+from api.submission import check_limits
 from contract.bulks import LineError
+from contract.config import Settings
 from contract.errors import InvalidRequestError, ScoreError, TooLargeError
 from contract.models import ModelStatus, check_request
 from contract.rows import LONGEST_ID, RowReader, check_custom_id, convert_request, is_plain_id
@@ -87,6 +89,7 @@ class LineParser:
 
     A row is a JSON object: with ``columns``, those of item, query and id; else the fields of a
     score request, or ``item``, and ``custom_id`` or ``id``. ``parameters`` fill what it lacks.
+    ``limits`` are those of a job.
     """
 
     def __init__(  # what is the same for all lines
@@ -98,7 +101,7 @@ class LineParser:
         parameters: Mapping[str, Any],
         columns: Mapping[str, str],
         hidden_states: bool | None,
-        max_items: int,
+        limits: Settings,
     ) -> None:
         self._statuses = statuses
         self._endpoint = endpoint
@@ -107,7 +110,7 @@ class LineParser:
         self._columns = dict(columns)
         self._rows = RowReader(columns=columns, parameters=parameters)
         self._hidden = hidden_states
-        self._max_items = max_items
+        self._limits = limits
         plain = endpoint is None and "query" not in columns
         self._family = self._find_family() if plain else None
 
@@ -133,7 +136,7 @@ class LineParser:
     def resolve(
         self, number: int, custom_id: str, request: ScoreRequest, form: dict[str, Any]
     ) -> InputLine:
-        """Hold a request against its model. Raises a ``ScoreError``."""
+        """Hold a request against the limits of a job and its model. Raises a ``ScoreError``."""
         changes: dict[str, Any] = {}
         if self._hidden is not None and request.return_pooled_hidden_states != self._hidden:
             changes["return_pooled_hidden_states"] = self._hidden
@@ -142,7 +145,7 @@ class LineParser:
             changes["model"] = status.name
         if changes:
             request = msgspec.structs.replace(request, **changes)
-        request.check(max_items=self._max_items)
+        check_limits(request, self._limits)
         fingerprint = ""
         if status.description is not None:
             check_request(request, status.description)
@@ -154,16 +157,23 @@ class LineParser:
         fields = {name: getattr(request, name) for name in request.__struct_fields__}
         return convert_request(fields | self._parameters)
 
+    def fits(self, family: Family, text: str) -> bool:
+        """Whether a line of a family is no longer than a job may be."""
+        return family.tokens(text) <= self._limits.max_job_tokens
+
     def find_family(self, request: ScoreRequest) -> Family | None:
         """Return what lines that differ from ``request`` in their one text have in common.
 
-        None where it would be refused: each of the lines says so for itself.
+        None where it would be refused: each of the lines says so for itself; and where a part of
+        it is of one item alone.
         """
         try:
             made = self.resolve(0, "family", msgspec.structs.replace(request, items=["x"]), {})
         except ScoreError:
             return None
-        return None if made.request is None else Family(made.request, made.fingerprint)
+        if made.request is None or has_own_parts(made.request):
+            return None
+        return Family(made.request, made.fingerprint)
 
     def _find_family(self) -> Family | None:
         try:
@@ -181,7 +191,7 @@ class LineParser:
                 custom_id, text = row.custom_id, row.item
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
             return None
-        if not isinstance(text, str) or not is_plain_id(custom_id):
+        if not isinstance(text, str) or not is_plain_id(custom_id) or not self.fits(family, text):
             return None
         return InputLine.of_family(number, custom_id, family, text)
 

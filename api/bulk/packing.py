@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from api.bulk.families import Family
+from api.bulk.families import Family, has_own_parts
 from api.bulk.lines import InputLine
 from api.submission import estimate_tokens
 from contract.scores import ScoreRequest
@@ -82,7 +82,7 @@ class _Packer:
         if request is None:
             message = f"line {line.number} has neither request nor error"
             raise AssertionError(message)
-        if _can_share(request, count):
+        if count == 1 and not has_own_parts(request):
             key = _encode(msgspec.structs.replace(request, items=[]))
             return self._share(key, request, request.item_list[0], estimate_tokens(request))
         job = make_job(request, lines=1)
@@ -126,9 +126,3 @@ def make_job(
         lines=lines,
         estimated_tokens=estimate_tokens(request) if tokens is None else tokens,
     )
-
-
-def _can_share(request: ScoreRequest, count: int) -> bool:
-    """Whether the item may be one of many; not with labels or a query that are its own."""
-    own = any(isinstance(each, list) for each in request.label_token_ids or ())
-    return count == 1 and not own and request.queries is None

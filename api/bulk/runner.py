@@ -116,10 +116,15 @@ class BulkRunner:
         async with self.given.database.snapshot() as tx:
             bulks = await open_bulks(tx)
         for bulk in bulks:
-            if bulk.state is BulkState.CANCELLING:
-                await self._let_go(bulk)
-            elif bulk.state is BulkState.RUNNING:
-                await self._look_at(bulk)
+            try:
+                if bulk.state is BulkState.CANCELLING:
+                    await self._let_go(bulk)
+                elif bulk.state is BulkState.RUNNING:
+                    await self._look_at(bulk)
+            except StoreUnavailableError:
+                raise
+            except Exception:  # noqa: BLE001  # the edge of a bulk: the others go on
+                _log.exception("bulk not swept", extra={"bulk": bulk.id})
 
     async def purge_files_once(self) -> int:
         """Delete the bytes of files that were deleted, have expired, or never became whole."""

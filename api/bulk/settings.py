@@ -18,6 +18,7 @@ class BulkOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     parameters: dict[str, Any] = {}
     columns: dict[str, str] = {}
     hidden_states: bool | None = None
+    max_items: int | None = None  # the tenant's own, as it was when the bulk was made
     on_invalid: Literal["fail", "skip"] = "fail"
     cache: CacheUse = CacheUse.READ
     lane: Lane = Lane.BULK

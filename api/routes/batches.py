@@ -8,7 +8,7 @@ from aiohttp import web
 from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
-from api.limits import check_open_bulks, find_bulk_fault
+from api.limits import OWN_LIMITS, check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
 from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
@@ -45,6 +45,7 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
     options = BulkOptions(
         expires_after_s=settings.result_ttl_s or None,
         on_invalid=wanted.on_invalid,
+        max_items=request[OWN_LIMITS].items,
         output_expires_after_s=None if expiry is None else float(expiry.seconds),
     )
     key = request_key(request, body)

@@ -11,7 +11,7 @@ from api.bulk.exports import serve_results
 from api.bulk.retrying import retry_bulk
 from api.bulk.settings import BulkOptions, BulkSource, parse_options
 from api.bulk.uris import open_uri
-from api.limits import check_open_bulks, find_bulk_fault
+from api.limits import OWN_LIMITS, check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
 from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
 from api.submission import request_key
@@ -64,6 +64,7 @@ async def post_bulk(request: web.Request) -> web.StreamResponse:
         on_invalid=wanted.on_invalid,
         cache=wanted.cache,
         lane=wanted.priority,
+        max_items=request[OWN_LIMITS].items,
         expires_after_s=wanted.expires_after_s or request.app[SETTINGS].result_ttl_s or None,
     )
     source = BulkSource(file=wanted.input_file_id, uri=wanted.input_uri)

@@ -5,6 +5,7 @@ from aiohttp import web
 from api.bodies import check_plain_text, parse_body, read_body
 from api.bulk.access import parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource
+from api.limits import OWN_LIMITS
 from api.routes.bulks import add_bulk
 from api.state import DATABASE, SETTINGS, tenant_of
 from contract.bulks import BulkState, RescoreRequest, RescoreSource
@@ -38,6 +39,7 @@ async def post_rescore(request: web.Request) -> web.StreamResponse:
         on_invalid="skip",
         cache=wanted.cache,
         lane=wanted.priority,
+        max_items=request[OWN_LIMITS].items,
         expires_after_s=wanted.expires_after_s or request.app[SETTINGS].result_ttl_s or None,
     )
     return await add_bulk(request, body, source, options, wanted)

@@ -14,6 +14,7 @@ from contract.errors import NoCapacityError, OverloadedError, RateLimitedError
 from contract.jobs import Lane
 from contract.limits import TenantLimits
 from contract.scores import Problem
+from storage.bulks import park_jobs
 from storage.counters import add_counts
 from storage.database import Database
 from storage.limits import put_limits
@@ -173,6 +174,24 @@ async def test_bodies_and_items_may_be_fewer_for_a_tenant(tenant: Tenant) -> Non
     assert limits["tenant_queued_tokens"] == 1_000_000_000
 
 
+async def test_lines_of_a_bulk_have_no_more_items_than_a_job(tenant: Tenant) -> None:
+    """The tenant's own limit, as it was when the bulk was made, holds for each of its lines."""
+    form = aiohttp.FormData()
+    form.add_field("purpose", "batch")
+    form.add_field("file", b'{"items": ["a", "b", "c", "d", "e"]}\n', filename="lines.jsonl")
+    file = (await tenant.request("POST", "/v1/files", data=form)).json["id"]
+
+    started = await tenant.post("/v1/bulks", {"input_file_id": file, "model": "tiny"})
+    bulk = started.json
+    async with asyncio.timeout(10):
+        while bulk["state"] == "validating":
+            bulk = (await tenant.get(f"/v1/bulks/{bulk['id']}")).json
+
+    assert (started.status, bulk["state"]) == (202, "failed")
+    assert (bulk["errors"][0]["code"], bulk["errors"][0]["line"]) == ("too_large", 1)
+    assert "max_items of 4" in bulk["errors"][0]["message"]
+
+
 async def test_stored_bytes_are_files_requests_and_results(tenant: Tenant) -> None:
     """At the limit nothing more comes in; deleting makes room; what was refused left nothing."""
     job_id = await tenant.submit(return_pooled_hidden_states=True)
@@ -301,6 +320,20 @@ async def test_the_queue_is_full_for_those_behind_what_waits(database: Database)
 
     assert refused.value.policy is not None
     assert (refused.value.policy.quota, refused.value.policy.remaining) == (1000, 50)
+
+
+async def test_a_paused_bulk_keeps_nobody_out(database: Database) -> None:
+    """Its jobs are not taken before it goes on: the queue is as long as it is without them."""
+    settings = Settings(queue_tokens=1000)
+    await submit(database, new_job(lane=Lane.INTERACTIVE, estimated_tokens=900))
+    await run_sql(database, "UPDATE jobs SET bulk_id = 'x'")
+    with pytest.raises(NoCapacityError):
+        await Gate(database, settings).check_capacity(Lane.INTERACTIVE, 500)
+
+    async with database.transaction() as tx:
+        await park_jobs(tx, "x")
+
+    await Gate(database, settings).check_capacity(Lane.INTERACTIVE, 500)
 
 
 async def test_the_wait_is_what_waits_by_what_was_done(database: Database) -> None:

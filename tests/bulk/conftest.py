@@ -55,6 +55,8 @@ async def short_lines(
         blob_url,
         redis_url,
         max_line_bytes=4000,
+        max_job_tokens=700,
+        max_scores=20,
         max_file_bytes=2_000_000,
         bulk_input_urls=f"file://{tmp_path}/inputs",
     )

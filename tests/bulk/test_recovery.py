@@ -9,10 +9,10 @@ from sqlalchemy import text
 from api.bulk import ingestion
 from api.bulk.access import BULKS
 from contract.errors import StoreUnavailableError
-from storage.bulk_chunks import add_chunks
+from storage.bulk_chunks import add_chunks, has_open_chunks
 from storage.bulks import NewBulk, add_bulk, claim_bulk
 from storage.claims import claim_jobs
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.sweeps import reap_jobs
 from tests.bulk.bench import Bulks, rows
 
@@ -85,6 +85,33 @@ async def test_a_reader_that_raises_ends_the_bulk(
 
     assert bulk["state"] == other["state"] == "failed"
     assert bulk["errors"] == [{"code": "internal", "message": "RuntimeError"}]
+
+
+async def test_a_bulk_whose_end_raises_stops_no_other(
+    sqlite_bulks: Bulks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sweep names it in the log, goes on to the others, and comes back to it."""
+    bad = ""
+
+    async def raise_for_bad(tx: Transaction, bulk_id: str) -> bool:
+        if bulk_id == bad:
+            message = "unforeseen"
+            raise RuntimeError(message)
+        return await has_open_chunks(tx, bulk_id)
+
+    await sqlite_bulks.service.report_ready()
+    monkeypatch.setattr("api.bulk.runner.has_open_chunks", raise_for_bad)
+    bad = await sqlite_bulks.start(rows(3))
+    await sqlite_bulks.wait(bad, "running")
+    await sqlite_bulks.start_worker()
+    other = await sqlite_bulks.run(rows(3))
+    named = {getattr(record, "bulk", "") for record in caplog.records}
+    held = (await sqlite_bulks.get(bad))["state"]
+    broken, bad = bad, ""
+    ended = await sqlite_bulks.wait(broken)
+
+    assert (other["state"], held, ended["state"]) == ("completed", "running", "completed")
+    assert broken in named
 
 
 async def test_urgent_work_overtakes_a_bulk(sqlite_bulks: Bulks) -> None:

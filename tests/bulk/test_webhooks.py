@@ -8,7 +8,6 @@ from openai import OpenAI
 from standardwebhooks import Webhook
 
 from contract.bulks import BulkEventType
-from contract.errors import StoreUnavailableError
 from contract.webhooks import BULK_EVENTS, Event
 from storage.bulk_events import add_bulk_event, add_progress
 from storage.bulks import BulkRow, delete_bulk, get_bulk
@@ -17,6 +16,7 @@ from storage.statements import execute
 from tests.bulk.bench import Bulks, batch_line, render, rows
 from tests.worker.harness import TENANT, Receiver, receive
 
+_REOPEN = "UPDATE bulks SET state = 'running', finished_at = NULL WHERE id = :id"
 LONG = {"custom_id": "long", "items": ["far too long to fit"]}
 
 
@@ -170,20 +170,37 @@ async def test_progress_comes_in_steps_however_many_look(bulks: Bulks) -> None:
     assert kinds == ["batch.cancelled", "batch.progress", "batch.progress"]
 
 
-async def test_a_second_end_of_one_run_cannot_be_stored(bulks: Bulks) -> None:
-    """Whoever writes it: the store itself holds that there is one."""
+async def test_a_second_end_of_one_run_is_not_announced(bulks: Bulks) -> None:
+    """Whoever writes it: the store itself holds that there is one, and nobody hears of another."""
     await bulks.service.report_ready()
-    bulk_id = await bulks.start(rows(1))
-    await bulks.wait(bulk_id, "running")
-
-    async def end(kind: BulkEventType) -> None:
+    async with receive() as own, receive() as registered:
+        await register(bulks, registered)
+        bulk_id = await bulks.start(rows(1), webhook=own.url)
+        await bulks.wait(bulk_id, "running")
         async with bulks.service.database.transaction() as tx:
-            await add_bulk_event(tx, bulk_id, kind)
+            await add_bulk_event(tx, bulk_id, BulkEventType.COMPLETED)
+        async with bulks.service.database.transaction() as tx:
+            await add_bulk_event(tx, bulk_id, BulkEventType.EXPIRED)
 
-    await end(BulkEventType.COMPLETED)
-    with pytest.raises(Exception, match=r"(?i)unique") as refused:
-        await end(BulkEventType.EXPIRED)
-    assert not isinstance(refused.value, StoreUnavailableError)
+    async with bulks.service.database.snapshot() as tx:
+        log = await list_deliveries(tx, TENANT, bulk_id=bulk_id)
+    assert sorted(each.url for each in log) == sorted([own.url, registered.url])
+    assert {each.event_type for each in log} == {"batch.completed"}
+
+
+async def test_a_bulk_that_an_earlier_version_reopened_ends(bulks: Bulks) -> None:
+    """It runs again without a generation of its own: it ends, and nobody hears of it twice."""
+    await bulks.start_worker()
+    async with receive() as own:
+        bulk = await bulks.run(rows(3), webhook=own.url, webhook_events=["batch.completed"])
+        async with bulks.service.database.transaction() as tx:
+            await execute(tx, _REOPEN, {"id": bulk["id"]})
+        again = await bulks.wait(bulk["id"])
+
+    async with bulks.service.database.snapshot() as tx:
+        log = await list_deliveries(tx, TENANT, bulk_id=bulk["id"])
+    assert again["state"] == "completed"
+    assert [each.event_type for each in log] == ["batch.completed"]
 
 
 async def test_a_deleted_bulk_says_nothing_more(sqlite_bulks: Bulks) -> None:

@@ -15,6 +15,7 @@ from api.bulk.reading import read_lines
 from api.idempotency import parse_key
 from api.preferences import parse_preferences
 from api.ranges import is_match, select_range
+from contract.config import Settings
 from contract.errors import (
     MalformedRequestError,
     RangeNotSatisfiableError,
@@ -235,7 +236,7 @@ def test_lines_of_bulks(raw: bytes, endpoint: str | None, columns: dict[str, str
         parameters={},
         columns=columns,
         hidden_states=None,
-        max_items=10,
+        limits=Settings(max_items=10),
     )
 
     line = parser.parse(7, raw)

@@ -4,6 +4,7 @@ import pytest
 
 from contract.errors import GoneError, JobNotFoundError
 from contract.jobs import TERMINAL, JobState, Lane
+from storage.bulks import park_jobs
 from storage.database import Database
 from storage.forgetting import delete_job
 from storage.jobs import (
@@ -16,6 +17,7 @@ from storage.jobs import (
     running_jobs,
 )
 from storage.tables import RARE
+from storage.usage import read_waiting
 from tests.storage.factories import REQUEST, claim, complete, new_job, run_sql, submit
 
 
@@ -150,6 +152,23 @@ async def test_the_queues_depth_is_by_model_and_lane(database: Database) -> None
 
     assert (depth.model, depth.lane, depth.count, depth.tokens) == ("b", Lane.BULK, 2, 20)
     assert 0 <= depth.oldest_age_s < 20
+
+
+async def test_what_a_paused_bulk_holds_back_does_not_wait(database: Database) -> None:
+    """No worker may take it: it is in nobody's way, until the bulk goes on."""
+    await submit(database, new_job(lane=Lane.BULK), new_job(lane=Lane.BULK))
+    await run_sql(database, "UPDATE jobs SET bulk_id = 'x'")
+    async with database.snapshot() as tx:
+        before = [(each.count, each.tokens) for each in await queue_depth(tx)]
+        counted = [(each.jobs, each.tokens) for each in await read_waiting(tx)]
+    async with database.transaction() as tx:
+        await park_jobs(tx, "x")
+
+    async with database.snapshot() as tx:
+        depths, waiting = await queue_depth(tx), await read_waiting(tx)
+
+    assert before == counted == [(2, 20)]
+    assert (depths, waiting) == ([], [])
 
 
 async def test_those_that_ended_are_told_from_the_waiting(

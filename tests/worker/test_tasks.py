@@ -271,6 +271,23 @@ async def test_a_retryable_error_gives_the_job_back(rig: Rig) -> None:
     assert rig.tasks.counts.released == 1
 
 
+async def test_a_request_of_another_number_of_items_fails(rig: Rig) -> None:
+    """A job whose row promises more items than its request has is not scored short."""
+    [job] = await rig.bench.submit([[1], [2]])
+    async with rig.bench.database.transaction() as tx:
+        await tx.exec_driver_sql("UPDATE jobs SET item_count = 3")
+
+    await rig.store(await rig.score(await rig.claim()))
+
+    row = await rig.bench.get(job)
+    problem = rig.bench.problem(row)
+    assert (row.state, row.scored_count, row.failed_count) == (JobState.FAILED, 0, 3)
+    assert (problem.code, problem.message) == (
+        "scoring_failed",
+        "the request has 2 items, its job 3",
+    )
+
+
 async def test_release_gives_untouched_jobs_back(rig: Rig) -> None:
     """Jobs that were claimed and not begun are queued again; giving back nothing does nothing."""
     [job] = await rig.bench.submit([[1]])
