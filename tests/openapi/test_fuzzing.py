@@ -39,6 +39,7 @@ async def test_schemathesis_finds_nothing(redis_url: str, tmp_path: Path) -> Non
             "--exclude-path=/v1/overview/events",  # it never ends
             "--max-examples=2",
             "--seed=1",
+            cwd=tmp_path,  # it keeps a cache beside itself
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
