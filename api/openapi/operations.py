@@ -47,6 +47,7 @@ class Operation:
 
     ``body`` and the values of ``answers`` are types, tuples of alternatives, media types of what
     is not JSON, or None for nothing. ``errors`` are statuses beside those that any route may give.
+    ``takes_key`` is about a POST: whether it honours ``Idempotency-Key``.
     """
 
     tag: str
@@ -56,6 +57,7 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
     text: str = ""
+    takes_key: bool = True
 
 
 _LIMIT = Parameter(
@@ -125,7 +127,8 @@ _RERANK = _score(
 )
 _CLASSIFY = _score(compatible.ClassifyRequest, compatible.ClassifyAnswer, "Classify, as vLLM does.")
 _JOB = (404, 410)
-_BULK_ACTION = Operation("bulks", {202: Bulk}, errors=(404, 409))
+_BULK_ACTION = Operation("bulks", {202: Bulk}, errors=(404, 409), takes_key=False)
+_BULK_PAUSE = Operation("bulks", {200: Bulk}, errors=(404, 409), takes_key=False)
 _VECTORS = (404, 409, 416)
 
 #: The form of each path parameter, by the path's beginning; longer ones come first.
@@ -307,7 +310,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches/{id}"): Operation("batches", {200: shapes.Batch}, errors=(404,)),
     ("POST", "/v1/batches/{id}/cancel"): Operation(
-        "batches", {200: shapes.Batch}, errors=(404, 409)
+        "batches", {200: shapes.Batch}, errors=(404, 409), takes_key=False
     ),
     ("POST", "/v1/bulks"): Operation(
         "bulks", {202: Bulk}, body=BulkRequest, errors=(404, 413, 415, 422)
@@ -336,8 +339,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         errors=(404, 422),
     ),
     ("POST", "/v1/bulks/{id}/cancel"): _BULK_ACTION,
-    ("POST", "/v1/bulks/{id}/pause"): Operation("bulks", {200: Bulk}, errors=(404, 409)),
-    ("POST", "/v1/bulks/{id}/resume"): Operation("bulks", {200: Bulk}, errors=(404, 409)),
+    ("POST", "/v1/bulks/{id}/pause"): _BULK_PAUSE,
+    ("POST", "/v1/bulks/{id}/resume"): _BULK_PAUSE,
     ("POST", "/v1/bulks/{id}/retry"): _BULK_ACTION,
     ("DELETE", "/v1/bulks/{id}"): Operation("bulks", {204: None}, errors=(404, 409)),
     ("POST", "/v1/rescore"): Operation(
