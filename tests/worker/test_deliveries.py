@@ -66,6 +66,7 @@ async def test_failing_then_succeeding_keeps_one_id(settings: Settings, bench: B
     assert delivery.state == "delivered"
 
 
+@pytest.mark.timeout(90)  # its receiver rests longer after each
 async def test_ten_failures_are_the_end(settings: Settings, bench: Bench) -> None:
     """The ladder has ten attempts; then the delivery is dead, and the job is not touched."""
     async with receive(reply(500)) as receiver, run_worker(settings, ArithmeticScorer()):
