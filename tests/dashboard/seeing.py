@@ -17,7 +17,7 @@ __all__ = ["REQUIRE", "Sight", "find_chromium", "open_sight"]
 REQUIRE = "TEST_REQUIRE_CHROMIUM"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 #: How long the page may take to show what it should.
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 60_000
 
 
 def find_chromium() -> str:
