@@ -70,7 +70,6 @@ _SHUTDOWN_S = 10.0
 _CANCEL_AGAIN_S = 0.2
 _IDLE_CONNECTION_S = 75.0
 _KEEP_ALIVE_S = 15.0
-_MISSED_HEARTBEATS = 3
 _WRITE_USES_S = 30.0
 
 
@@ -139,9 +138,7 @@ def _services(
     registry: Mapping[str, ModelConfig],
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def services(app: web.Application) -> AsyncIterator[None]:
-        app[CATALOG] = Catalog(
-            app[DATABASE], registry, alive_within_s=_MISSED_HEARTBEATS * app[SETTINGS].heartbeat_s
-        )
+        app[CATALOG] = Catalog(app[DATABASE], registry, alive_within_s=app[SETTINGS].alive_within_s)
         app[DIGESTS] = DigestCache()
         app[WAITERS] = waiters = Waiters(app[DATABASE], app[QUEUE])
         app[GATE] = gate = Gate(app[DATABASE], app[SETTINGS])

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from contract.errors import MalformedRequestError
+from storage import idempotency
+from storage.database import Database
 
-__all__ = ["IdempotencyKey", "hash_body", "parse_key"]
+__all__ = ["IdempotencyKey", "hash_body", "is_known", "parse_key"]
 
 _MAX_CHARACTERS = 255
 #: A structured-field string (RFC 8941) with parameters, which carry nothing for us.
@@ -49,6 +51,12 @@ def parse_key(headers: Sequence[str]) -> str | None:
 def hash_body(body: bytes) -> str:
     """Return what tells two bodies apart: the SHA-256 of their bytes."""
     return hashlib.sha256(body).hexdigest()
+
+
+async def is_known(database: Database, tenant: str, key: IdempotencyKey) -> bool:
+    """Tell whether the key was used before: its answer is given whatever the limits say."""
+    async with database.snapshot() as tx:
+        return await idempotency.is_bound(tx, tenant, key.route, key.key)
 
 
 def _refuse(message: str) -> NoReturn:

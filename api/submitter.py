@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from api.idempotency import IdempotencyKey
+from api.idempotency import IdempotencyKey, is_known
 from api.limits import Gate
 from contract.errors import (
     GoneError,
@@ -87,13 +87,10 @@ class Submitter:
                     count()
                 return submitted
         except (OverloadedError, NoCapacityError):
-            if submission.key is None or not await self._is_known(job.tenant, submission.key):
+            key = submission.key
+            if key is None or not await is_known(self._database, job.tenant, key):
                 raise
         return await self._add(submission)
-
-    async def _is_known(self, tenant: str, key: IdempotencyKey) -> bool:
-        async with self._database.snapshot() as tx:
-            return await idempotency.is_bound(tx, tenant, key.route, key.key)
 
     async def _add(self, submission: Submission) -> Submitted:
         answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()

@@ -21,6 +21,7 @@ PREFIX = "SCOREKEEP_"
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(gt=0)]
 _Amount = Annotated[int, msgspec.Meta(ge=0)]  # 0: without a limit
+_MISSED_HEARTBEATS = 3
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def blobs(self) -> str:
         """The blob store's URL: ``blob_url``, or a folder in the data folder."""
         return self.blob_url or f"file://{Path(self.data_dir).absolute()}/blobs"
+
+    @property
+    def alive_within_s(self) -> float:
+        """How old a worker's last heartbeat may be for it to count as alive."""
+        return _MISSED_HEARTBEATS * self.heartbeat_s
 
     @property
     def requires_keys(self) -> bool:

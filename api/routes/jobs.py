@@ -9,7 +9,7 @@ from aiohttp import web
 
 from api.bodies import check_plain_text, parse_large_body, read_body, run_for
 from api.bulk.access import parse_bulk_id
-from api.idempotency import IdempotencyKey
+from api.idempotency import IdempotencyKey, is_known
 from api.job_access import applied, await_end, find_job, parse_job_id, submit
 from api.limits import GATE
 from api.negotiation import JSON
@@ -148,7 +148,7 @@ async def post_retry(request: web.Request) -> web.StreamResponse:
             if not headers:
                 count()
     except (OverloadedError, NoCapacityError):
-        if key is None or not await _is_known(request, key):
+        if key is None or not await is_known(request.app[DATABASE], tenant_of(request), key):
             raise
         row, headers = await _change(request, key, outcomes.retry_job)
     await request.app[QUEUE].hint([row.hint])
@@ -176,11 +176,6 @@ async def _read_key(request: web.Request) -> IdempotencyKey | None:
     parse_job_id(request)
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
     return await run_for(body, lambda: request_key(request, body))
-
-
-async def _is_known(request: web.Request, key: IdempotencyKey) -> bool:
-    async with request.app[DATABASE].snapshot() as tx:
-        return await idempotency.is_bound(tx, tenant_of(request), key.route, key.key)
 
 
 async def delete_job(request: web.Request) -> web.StreamResponse:

@@ -24,7 +24,6 @@ from storage.database import Database
 __all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "add_routes"]
 
 _KEPT_S = 1.0
-_MISSED_HEARTBEATS = 3
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 #: By the name that workers add under: the metric is ``scorekeep_NAME_total``.
@@ -102,7 +101,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
     """Show the metrics as Prometheus text, also while the store is away."""
     kept = request.app[_SCRAPE]
     if time.monotonic() - kept.read_at >= _KEPT_S:
-        alive_within_s = _MISSED_HEARTBEATS * request.app[SETTINGS].heartbeat_s
+        alive_within_s = request.app[SETTINGS].alive_within_s
         try:
             families = await _read(request.app[DATABASE], alive_within_s)
         except StoreUnavailableError:
@@ -116,7 +115,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 
 async def get_workers(request: web.Request) -> web.StreamResponse:
     """List the workers, also those that stopped answering within the last hour."""
-    alive_within_s = _MISSED_HEARTBEATS * request.app[SETTINGS].heartbeat_s
+    alive_within_s = request.app[SETTINGS].alive_within_s
     async with request.app[DATABASE].snapshot() as tx:
         rows = await workers.list_workers(tx)
     data = [

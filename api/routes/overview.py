@@ -13,7 +13,6 @@ from contract.errors import StoreUnavailableError, UnauthorizedError
 __all__ = ["OVERVIEWS", "add_routes"]
 
 OVERVIEWS = web.AppKey("overviews", Overviews)
-_MISSED_HEARTBEATS = 3
 _PERIOD_S = 1.0
 
 
@@ -57,7 +56,7 @@ async def _next_message(overviews: Overviews) -> bytes:
 
 
 async def _overviews(app: web.Application) -> AsyncIterator[None]:
-    alive_within_s = _MISSED_HEARTBEATS * app[SETTINGS].heartbeat_s
+    alive_within_s = app[SETTINGS].alive_within_s
     app[OVERVIEWS] = Overviews(app[DATABASE], app[CATALOG], alive_within_s=alive_within_s)
     yield
 

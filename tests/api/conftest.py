@@ -1,5 +1,6 @@
 """The application under test, on each database or on SQLite alone."""
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,15 +22,23 @@ def make_settings(database_url: str, blob_url: str, redis_url: str, **changes: o
     return Settings(**values)  # type: ignore[arg-type]
 
 
+@contextlib.asynccontextmanager
+async def running(service: Service) -> AsyncIterator[Service]:
+    """Run the application until the end of the ``async with``."""
+    await service.start()
+    yield service
+    await service.stop()
+
+
 @pytest.fixture
 async def service(
     database_url: str, database: Database, blob_url: str, redis_url: str
 ) -> AsyncIterator[Service]:
     """The application on each database in turn, with real Redis and a local blob store."""
-    service = Service(make_settings(database_url, blob_url, redis_url), database)
-    await service.start()
-    yield service
-    await service.stop()
+    async with running(
+        Service(make_settings(database_url, blob_url, redis_url), database)
+    ) as service:
+        yield service
 
 
 @pytest.fixture
@@ -37,10 +46,10 @@ async def sqlite_service(
     sqlite_url: str, sqlite_database: Database, blob_url: str, redis_url: str
 ) -> AsyncIterator[Service]:
     """The application on SQLite, for tests to which the dialect does not matter."""
-    service = Service(make_settings(sqlite_url, blob_url, redis_url), sqlite_database)
-    await service.start()
-    yield service
-    await service.stop()
+    async with running(
+        Service(make_settings(sqlite_url, blob_url, redis_url), sqlite_database)
+    ) as service:
+        yield service
 
 
 @pytest.fixture
@@ -49,10 +58,8 @@ async def guarded(
 ) -> AsyncIterator[Service]:
     """The application on each database in turn; it requires keys."""
     settings = make_settings(database_url, blob_url, redis_url, auth="required")
-    service = Service(settings, database)
-    await service.start()
-    yield service
-    await service.stop()
+    async with running(Service(settings, database)) as service:
+        yield service
 
 
 @pytest.fixture
@@ -61,7 +68,5 @@ async def sqlite_guarded(
 ) -> AsyncIterator[Service]:
     """The application on SQLite; it requires keys."""
     settings = make_settings(sqlite_url, blob_url, redis_url, auth="required")
-    service = Service(settings, sqlite_database)
-    await service.start()
-    yield service
-    await service.stop()
+    async with running(Service(settings, sqlite_database)) as service:
+        yield service

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +60,34 @@ class Answer:
         return json.loads(self.body, parse_constant=_refuse_constant)
 
 
+class Caller(ABC):
+    """Somebody who sends requests."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def request(self, method: str, path: str, **options: Any) -> Answer:
+        """Send a request."""
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        """GET ``path``."""
+        return await self.request("GET", path, **options)
+
+    async def post(self, path: str, body: object, **headers: str) -> Answer:
+        """POST ``body`` as JSON; underscores in header names become hyphens."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.request("POST", path, json=body, headers=named)
+
+    async def submit(self, **fields: Any) -> str:
+        """Submit a job to ``tiny`` and return its id."""
+        answer = await self.post("/v1/jobs", {"model": "tiny", "items": ["a", "b"], **fields})
+        assert answer.status == 202, answer.body
+        job_id: str = answer.json["id"]
+        return job_id
+
+
 @dataclass
-class Service:
+class Service(Caller):
     """One API process's application, and what its other side shares with it."""
 
     settings: Settings
@@ -93,22 +120,6 @@ class Service:
         assert answer.status != 500 or b'"internal"' not in answer.body, answer.body
         assert response.headers["X-Request-Id"]
         return answer
-
-    async def get(self, path: str, **options: Any) -> Answer:
-        """GET ``path``."""
-        return await self.request("GET", path, **options)
-
-    async def post(self, path: str, body: object, **headers: str) -> Answer:
-        """POST ``body`` as JSON; underscores in header names become hyphens."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.request("POST", path, json=body, headers=named)
-
-    async def submit(self, **fields: Any) -> str:
-        """Submit a job to ``tiny`` and return its id."""
-        answer = await self.post("/v1/jobs", {"model": "tiny", "items": ["a", "b"], **fields})
-        assert answer.status == 202, answer.body
-        job_id: str = answer.json["id"]
-        return job_id
 
     async def report(self, *statuses: ModelStatus) -> None:
         """Report models as a worker does."""

@@ -200,41 +200,38 @@ async def test_both_secrets_sign_while_one_replaces_the_other(
         assert (event["type"], event["data"]["endpoint"]) == ("webhook.test", old.id)
 
 
-async def test_never_more_at_once_than_its_places(settings: Settings, bench: Bench) -> None:
-    """Exactly as many as there are places, in every turn; all of them arrive."""
-    now, most = 0, 0
+class Busy:
+    """A receiver that works for a moment, and counts how many calls it has in hand at most."""
 
-    async def answer(_request: web.Request) -> web.StreamResponse:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def answer(self, _request: web.Request) -> web.StreamResponse:
+        """Work, and say that it was received."""
+        self.now += 1
+        self.most = max(self.most, self.now)
         await asyncio.sleep(0.01)  # the receiver's work
-        now -= 1
+        self.now -= 1
         return web.Response()
 
+
+async def test_never_more_at_once_than_its_places(settings: Settings, bench: Bench) -> None:
+    """Exactly as many as there are places, in every turn; all of them arrive."""
+    busy = Busy()
     narrow = msgspec.structs.replace(settings, webhook_endpoint_concurrency=3)
-    async with receive(answer) as receiver:
+    async with receive(busy.answer) as receiver:
         await cancel(bench, 40, webhook_url=receiver.url)
         async with run_worker(narrow, deliveries_only=True):
             await receiver.wait_for_ids(40)
 
-    assert most == 3
+    assert busy.most == 3
 
 
 async def test_two_processes_share_a_receiver_s_places(settings: Settings, bench: Bench) -> None:
     """Its places are the fleet's: two processes call it no more at once than one would."""
-    now, most = 0, 0
-
-    async def answer(_request: web.Request) -> web.StreamResponse:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.01)  # the receiver's work
-        now -= 1
-        return web.Response()
-
+    busy = Busy()
     narrow = msgspec.structs.replace(settings, webhook_endpoint_concurrency=3)
-    async with receive(answer) as receiver:
+    async with receive(busy.answer) as receiver:
         await cancel(bench, 60, webhook_url=receiver.url)
         async with (
             run_worker(narrow, deliveries_only=True) as first,
@@ -244,7 +241,7 @@ async def test_two_processes_share_a_receiver_s_places(settings: Settings, bench
             found = await wait_for_attempts(bench, 60)
 
     assert first.id != second.id
-    assert most == 3
+    assert busy.most == 3
     assert len(receiver.calls) == 60
     assert {each.state for each in found} == {"delivered"}
 
