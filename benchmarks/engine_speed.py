@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.engine_speed`` scores the same texts with each engine in a process of its
 own, in turn, several rounds, and prints medians beside the bound: the rate of this machine's
-matrix product, measured in the same rounds, times the model's operations. Each has one thread, and
-what counts is its CPU time, which a busy neighbour changes little; wall time is in the JSON file.
+matrix product, measured in the same rounds by the faster of torch's two ways, and the model's
+operations. Each has one thread, and what counts is its CPU time, which a busy neighbour changes
+little; wall time is in the JSON file.
 The encoder is the demo's MiniLM classifier, the decoder a Qwen3 classifier with random weights.
 The peers are installed into ``--venvs`` at the first run; one that cannot be is named and left out.
 """
@@ -93,6 +94,7 @@ def main() -> None:
     report = {
         "machine": _describe_machine(),
         "threads": options.threads,
+        "dtype": options.dtype,
         "rounds": options.rounds,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tables": tables,
@@ -109,6 +111,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", default=list(LENGTHS), choices=LENGTHS)
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=1)
     cache = default_cache().parent / "bench"
     parser.add_argument("--venvs", type=Path, default=cache)
@@ -160,6 +163,7 @@ def _start(peer: Peer, engine: str, model: Path, options: argparse.Namespace) ->
             engine,
             str(model),
             str(options.threads),
+            options.dtype,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -228,8 +232,8 @@ def _render(
 ) -> None:
     rate = next(iter(rows.values()))["gemm_gflops"]
     _print(
-        f"\n{kind}, {lengths}: {options.texts} texts, {tokens} tokens, {options.threads} "
-        f"thread(s), medians of {options.rounds}; matrix product {rate:.0f} GFLOP/s"
+        f"\n{kind}, {options.dtype}, {lengths}: {options.texts} texts, {tokens} tokens, "
+        f"{options.threads} thread(s), medians of {options.rounds}; product {rate:.0f} GFLOP/s"
     )
     _print(
         f"{'engine':16}{'items/s':>9}{'tokens/s':>10}{'of bound':>10}{'ours is':>9}"

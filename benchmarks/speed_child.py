@@ -1,7 +1,7 @@
 """One engine in a process of its own: what ``benchmarks.engine_speed`` starts, one per engine.
 
-``python speed_child.py ENGINE MODEL THREADS`` prints a JSON line when it is ready, then reads the
-name of a JSON file with texts per line of its input, scores them, and answers with a JSON line:
+``python speed_child.py ENGINE MODEL THREADS DTYPE`` prints a JSON line when it is ready, then reads
+the name of a JSON file with texts per line of its input, scores them, and answers with a JSON line:
 CPU and wall seconds and the scores. It runs in the virtual environment of its engine: it imports
 nothing of scorekeep, except as the engine ``scorekeep`` itself.
 """
@@ -23,13 +23,13 @@ _BUDGET_TOKENS = 4096
 
 def main() -> None:
     """Load, then score on demand until the input ends."""
-    engine, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    engine, model, threads, dtype = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     began_at = time.monotonic()
-    score, about = _ENGINES[engine](model, threads)
+    score, about = _ENGINES[engine](model, threads, dtype)
     _answer(answers, {"about": about, "load_s": time.monotonic() - began_at})
     for line in sys.stdin:
         texts = json.loads(Path(line.strip()).read_text())
@@ -44,13 +44,13 @@ def _answer(file: Any, given: dict[str, Any]) -> None:  # noqa: ANN401  # a text
     file.flush()
 
 
-def _load_scorekeep(model: str, threads: int) -> tuple[Score, str]:
+def _load_scorekeep(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     from contract.models import ModelConfig
     from contract.scores import ScoreRequest
     from worker.engine.loader import load_model, set_up_threads
 
     set_up_threads(threads)
-    scorer = load_model("m", ModelConfig(source=model, dtype="float32"))
+    scorer = load_model("m", ModelConfig(source=model, dtype=dtype))
 
     def score(texts: list[str]) -> list[list[float]]:
         prepared = scorer.prepare(ScoreRequest(items=[*texts], apply_softmax=True))
@@ -74,47 +74,56 @@ def _load_scorekeep(model: str, threads: int) -> tuple[Score, str]:
         rows: list[list[float]] = scorer.finish(prepared, readings).tensors["scores"].tolist()
         return rows
 
-    return score, "scorekeep, packed, 4096 tokens a batch"
+    return score, f"scorekeep, packed, {_BUDGET_TOKENS} tokens a batch, {dtype}"
 
 
-def _load_gemm(model: str, threads: int) -> tuple[Score, str]:
-    """Not an engine: torch's own product of the model's MLP, whose rate bounds the others."""
+def _load_gemm(model: str, threads: int, dtype: str) -> tuple[Score, str]:
+    """Not an engine: the product of the model's MLP, by whichever way of torch's is faster."""
     import torch
 
     torch.set_num_threads(threads)
     config = json.loads((Path(model) / "config.json").read_text())
-    linear = torch.nn.Linear(config["hidden_size"], config["intermediate_size"])
-    rows = torch.randn(2048, config["hidden_size"])
-    flops = 2 * rows.numel() * config["intermediate_size"]
+    size, width = config["hidden_size"], config["intermediate_size"]
+    weight, rows = (
+        torch.randn(*shape).to(getattr(torch, dtype)) for shape in ((width, size), (2048, size))
+    )
+    onednn: Any = torch.ops.mkldnn
+    packed = onednn._reorder_linear_weight(weight, len(rows))  # noqa: SLF001
+    ways: dict[str, Callable[[], Any]] = {
+        "linear": lambda: torch.nn.functional.linear(rows, weight),
+        "packed": lambda: onednn._linear_pointwise(rows, packed, None, "none", [], ""),  # noqa: SLF001
+    }
+    flops = 2 * rows.numel() * width
 
     def score(texts: list[str]) -> list[list[float]]:
         del texts
-        best = float("inf")
+        best = dict.fromkeys(ways, float("inf"))
         with torch.inference_mode():
             for _ in range(12):
-                began_at = time.process_time()
-                linear(rows)
-                best = min(best, time.process_time() - began_at)
-        return [[flops / best]]
+                for name, way in ways.items():
+                    began_at = time.process_time()
+                    way()
+                    best[name] = min(best[name], time.process_time() - began_at)
+        return [[flops / min(best.values())]]
 
-    return score, f"torch {torch.__version__}: linear of 2048 rows"
+    return score, f"torch {torch.__version__}: {width} x {size}, 2048 rows, {dtype}"
 
 
-def _load_torch(model: str, threads: int) -> tuple[Any, Any, str]:
+def _load_torch(model: str, threads: int, dtype: str) -> tuple[Any, Any, str]:
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     library: Any = transformers
-    loaded = library.AutoModelForSequenceClassification.from_pretrained(model).eval()
+    loaded = library.AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype).eval()
     tokenizer = library.AutoTokenizer.from_pretrained(model)
     return loaded, tokenizer, f"transformers {transformers.__version__}"
 
 
-def _load_loop(model: str, threads: int) -> tuple[Score, str]:
+def _load_loop(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     import torch
 
-    loaded, tokenizer, version = _load_torch(model, threads)
+    loaded, tokenizer, version = _load_torch(model, threads, dtype)
 
     def score(texts: list[str]) -> list[list[float]]:
         with torch.inference_mode():
@@ -124,10 +133,10 @@ def _load_loop(model: str, threads: int) -> tuple[Score, str]:
     return score, f"{version}, one by one"
 
 
-def _load_pipeline(model: str, threads: int) -> tuple[Score, str]:
+def _load_pipeline(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     import transformers
 
-    loaded, tokenizer, version = _load_torch(model, threads)
+    loaded, tokenizer, version = _load_torch(model, threads, dtype)
     library: Any = transformers
     pipeline = library.pipeline("text-classification", model=loaded, tokenizer=tokenizer)
     names = [loaded.config.id2label[index] for index in range(loaded.config.num_labels)]
@@ -140,12 +149,14 @@ def _load_pipeline(model: str, threads: int) -> tuple[Score, str]:
     return score, f"{version}, pipeline, batches of {_BATCH} in arrival order"
 
 
-def _load_cross_encoder(model: str, threads: int) -> tuple[Score, str]:
+def _load_cross_encoder(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     import sentence_transformers
     import torch
 
     torch.set_num_threads(threads)
-    loaded: Any = sentence_transformers.CrossEncoder(model, device="cpu")
+    loaded: Any = sentence_transformers.CrossEncoder(
+        model, device="cpu", model_kwargs={"dtype": dtype}
+    )
 
     def score(texts: list[str]) -> list[list[float]]:
         pairs = [text.split(" ", 1) if " " in text else [text, text] for text in texts]
@@ -158,7 +169,7 @@ def _load_cross_encoder(model: str, threads: int) -> tuple[Score, str]:
     return score, f"sentence-transformers {sentence_transformers.__version__}, pairs (other scores)"
 
 
-def _load_vllm(model: str, threads: int) -> tuple[Score, str]:
+def _load_vllm(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     del threads  # bound by the environment, before torch is imported
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -168,19 +179,21 @@ def _load_vllm(model: str, threads: int) -> tuple[Score, str]:
     }
     import vllm
 
-    loaded: Any = vllm.LLM(model=model, runner="pooling", dtype="float32", max_model_len=512)
+    loaded: Any = vllm.LLM(
+        model=model, runner="pooling", dtype=dtype, max_model_len=512, enable_prefix_caching=False
+    )
 
     def score(texts: list[str]) -> list[list[float]]:
         return [one.outputs.probs for one in loaded.classify(texts, use_tqdm=False)]
 
-    return score, f"vllm {vllm.__version__}, fp32"
+    return score, f"vllm {vllm.__version__}, {dtype}"
 
 
 def _export(model: str, threads: int) -> tuple[Path, Any]:
     """Write the checkpoint as ONNX beside it, whole: two engines may do so at the same time."""
     import torch
 
-    loaded, tokenizer, _ = _load_torch(model, threads)
+    loaded, tokenizer, _ = _load_torch(model, threads, "float32")
     target = Path(model) / "model.onnx"
     if not target.exists():
         loaded.set_attn_implementation("eager")
@@ -228,9 +241,12 @@ def _score_sorted(
     return rows
 
 
-def _load_onnx(model: str, threads: int) -> tuple[Score, str]:
+def _load_onnx(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     import onnxruntime
 
+    if dtype != "float32":
+        message = "the exported graph is fp32"
+        raise ValueError(message)
     target, tokenizer = _export(model, threads)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -243,11 +259,12 @@ def _load_onnx(model: str, threads: int) -> tuple[Score, str]:
     return (lambda texts: _score_sorted(texts, tokenizer, run)), about
 
 
-def _load_openvino(model: str, threads: int) -> tuple[Score, str]:
+def _load_openvino(model: str, threads: int, dtype: str) -> tuple[Score, str]:
     import openvino
 
     target, tokenizer = _export(model, threads)
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    hint = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint}
     compiled = openvino.compile_model(target, "CPU", settings)
 
     def run(given: dict[str, Any]) -> Any:  # noqa: ANN401  # an array
@@ -257,7 +274,7 @@ def _load_openvino(model: str, threads: int) -> tuple[Score, str]:
     return (lambda texts: _score_sorted(texts, tokenizer, run)), about
 
 
-_ENGINES: dict[str, Callable[[str, int], tuple[Score, str]]] = {
+_ENGINES: dict[str, Callable[[str, int, str], tuple[Score, str]]] = {
     "scorekeep": _load_scorekeep,
     "gemm": _load_gemm,
     "loop": _load_loop,

@@ -25,6 +25,9 @@ __all__ = ["PackedAttention"]
 
 #: scores of one matrix product are kept below this many elements (128 MB in fp32)
 _SCORE_ELEMENTS = 1 << 25
+#: lengths at which torch's kernel for CPUs, slower in bf16 than in fp32, is 1.5 times slower than
+#: explicit products; longer ones lose it to the memory of their scores
+_EXPLICIT = range(48, 385)
 #: attention that also yields its logsumexp, so that parts can be merged: torch's own, not public;
 #: without it parts are put together before the softmax, 1.5 to 3.5 times slower. What it gives is
 #: held against whole sequences at every load.
@@ -52,7 +55,7 @@ class PackedAttention:
         prefix = (_gather(key_KTE, block.ancestors), _gather(value_KTE, block.ancestors))
         if block.ancestors and self._can_merge(block, query_HTE, value_KTE):
             output_NHIE = self._merge(query_HNIE, own, prefix)
-        elif block.ancestors or self.softcap is not None:
+        elif block.ancestors or self.softcap is not None or self._is_explicit(block, query_HTE):
             output_NHIE = self._cascade(query_HNIE, own, prefix, self._mask(block, at_1I))
         else:
             mask = self._mask(block, at_1I) if self._binds(block) else None
@@ -107,6 +110,12 @@ class PackedAttention:
             scale=self.scaling,
             enable_gqa=query_HNIE.shape[0] != key_KNIE.shape[0],
         )
+
+    def _is_explicit(self, block: AttentionBlock, query_HTE: Tensor) -> bool:
+        """Whether products and softmax of their own beat torch's one kernel."""
+        slow = query_HTE.dtype is torch.bfloat16 and query_HTE.device.type == "cpu"
+        plain = not self.causal and not self._binds(block)
+        return slow and plain and block.length in _EXPLICIT
 
     def _can_merge(self, block: AttentionBlock, query_HTE: Tensor, value_KTE: Tensor) -> bool:
         plain = self.causal and self.softcap is None and not self._binds(block)
