@@ -126,15 +126,7 @@ def _read_items(words: Sequence[str]) -> list[str]:
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
     """Only what was given: what is left out has the service's defaults."""
-    chosen = JobOptions()
-    if options.model is not None:
-        chosen["model"] = options.model
-    if options.query is not None:
-        chosen["query"] = options.query
-    if options.labels is not None:
-        chosen["labels"] = options.labels
-    if options.label_token_ids is not None:
-        chosen["label_token_ids"] = options.label_token_ids
+    chosen = _input_options(options)
     if options.softmax:
         chosen["apply_softmax"] = True
     if options.activation is not None:
@@ -145,6 +137,22 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         chosen["return_pooled_hidden_states"] = True
     if options.webhook is not None:
         chosen["webhook"] = options.webhook
+    return chosen
+
+
+def _input_options(options: argparse.Namespace) -> JobOptions:
+    """What is looked at beside the items, and by which model."""
+    chosen = JobOptions()
+    if options.model is not None:
+        chosen["model"] = options.model
+    if options.query is not None:
+        chosen["query"] = options.query
+    if options.instruction is not None:
+        chosen["instruction"] = options.instruction
+    if options.labels is not None:
+        chosen["labels"] = options.labels
+    if options.label_token_ids is not None:
+        chosen["label_token_ids"] = options.label_token_ids
     return chosen
 
 

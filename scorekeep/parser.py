@@ -178,6 +178,9 @@ def _fill_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="which model (default: the only one served)")
     parser.add_argument("--query", help="what the items are scored against: their shared prefix")
     parser.add_argument(
+        "--instruction", metavar="TEXT", help="the task, for models whose template takes one"
+    )
+    parser.add_argument(
         "--label",
         dest="labels",
         action="append",

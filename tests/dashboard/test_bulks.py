@@ -85,6 +85,7 @@ async def test_the_playground_shows_scores_and_code_that_gives_the_same(
     sight = await look("playground")
     await sight.page.get_by_label("Model").select_option("judge")
     await sight.page.get_by_label("Query").fill('It\'s "so" \\ $HOME `x`')
+    await sight.page.get_by_label("Instruction").fill("It's {query}")
     await sight.page.get_by_label("Items, one").fill("Pâté 😀\nno 'quote' is \"safe\"")
     await sight.page.get_by_label("Labels").fill(" Yes| No| Maybe")
     await sight.page.get_by_role("button", name="Score").click()
@@ -98,6 +99,7 @@ async def test_the_playground_shows_scores_and_code_that_gives_the_same(
     from_curl = json.loads(await run("sh", "-c", curl, cwd=folder))["scores"]
     from_python = await run(sys.executable, "-c", python, cwd=folder)
 
+    assert "It's {query}" in python
     assert labels == ["Yes", "No", "Maybe"] * 2
     assert shown == pytest.approx([value for row in from_curl for value in row], abs=1e-4)
     printed = [float(number) for number in re.findall(r"\d\.\d+(?:e-\d+)?", from_python)]

@@ -71,7 +71,16 @@ def test_score_sends_every_option(
     code = main(
         [
             *("score", "--url", url, "--json", "--query", "q", "--label", " yes"),
-            *("--label-token-id", "7", "--activation", "none", "--truncation", "item"),
+            *(
+                "--instruction",
+                "rate it",
+                "--label-token-id",
+                "7",
+                "--activation",
+                "none",
+                "--truncation",
+                "item",
+            ),
             *("--webhook", "https://x.example/", "--hidden-states", str(file), "a"),
         ]
     )
@@ -80,6 +89,7 @@ def test_score_sends_every_option(
     assert script.calls[0].json == {
         "items": ["a"],
         "query": "q",
+        "instruction": "rate it",
         "labels": [" yes"],
         "label_token_ids": [7],
         "activation": "none",
