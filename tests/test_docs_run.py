@@ -150,8 +150,8 @@ def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch)
             check=False,
         )
         assert done.returncode == 0, text + done.stdout + done.stderr
-    if "client" in names:
-        names["client"].close()
+    for opened in {"client", "ranker", "classifier"} & names.keys():
+        names[opened].__exit__(None, None, None)
 
 
 @pytest.mark.slow

@@ -39,18 +39,22 @@ async def test_a_bulk_moves_before_the_readers_eyes(look: Look, stack: Stack) ->
     await sight.page.get_by_role("button", name="Resume").click()
     await sight.see("running")
     before = await sight.text(".panel strong")
+    asked: list[str] = []
+    sight.page.on("request", lambda request: asked.append(request.url))
     _, _, jobs = await stack.get(f"/v1/jobs?bulk={bulk_id}")
 
     worker = await stack.start_worker("--model=later")
     await stack.finish([jobs["data"][0]["id"]], timeout_s=120)
     await sight.see("900 of 900 lines · 100 %")
     await sight.see("completed")
+    read_again = [url for url in asked if url.endswith(f"/v1/bulks/{bulk_id}")]
     row = bulks.page.locator(f"tr[data-key={bulk_id}]")
     await row.get_by_text("900 / 900").wait_for()
     await stack.stop(worker)
     await sight.page.get_by_role("link", name="Its jobs").click()
     await sight.wait("document.querySelectorAll('tbody tr').length > 0")
 
+    assert read_again == []  # its stream says all
     assert before == "0 of 900 lines · 0 %"
     assert "<b>all</b>" in await row.inner_text()
     assert await sight.count("tbody tr") == len(jobs["data"]) > 1
