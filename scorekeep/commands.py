@@ -24,7 +24,7 @@ from scorekeep.up import render_address
 __all__ = ["RUNS"]
 
 _SOME_FAILED = 3
-_JOB_COLUMNS = ("state", "model", "items", "created (UTC)")
+_JOB_COLUMNS = ("state", "model", "items", "created")
 
 
 def run_score(options: argparse.Namespace) -> int:
@@ -153,9 +153,9 @@ def _print_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> None:
         _print_json(jobs)
         return
     whole = [Column(name, no_wrap=True) for name in _JOB_COLUMNS]
-    table = Table(Column("id", no_wrap=True, min_width=36), *whole, box=None)
+    table = Table(Column("id", no_wrap=True, min_width=36), *whole, box=None, pad_edge=False)
     for job in jobs:
-        created = job.created_at[5:19].replace("T", " ")  # a terminal has 80 columns
+        created = f"{job.created_at[5:16].replace('T', ' ')}Z"  # a terminal has 80 columns
         table.add_row(job.id, job.state, Text(job.model), str(job.counts.total), created)
     Console().print(table)
 
