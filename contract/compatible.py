@@ -29,6 +29,8 @@ __all__ = [
 
 _Texts = str | list[str]
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+#: 0 is none, as vLLM's own default says
+_LimitOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 #: -1 is the model's own limit
 _Truncate = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -50,6 +52,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
 class PairRequest(_Request, kw_only=True):
     """vLLM's score request: two sides, in one of four spellings; 1:1, 1:N or N:N."""
 
+    max_tokens_per_doc: _LimitOrNone | None = None
     instruction: Instruction | None = None
     queries: _Texts | None = None
     documents: _Texts | None = None
@@ -104,7 +107,7 @@ class RerankRequest(_Request, kw_only=True):
     documents: list[str | Document]
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: _Limit | None = None
+    max_tokens_per_doc: _LimitOrNone | None = None
     truncation: bool | None = None
     instruct: Instruction | None = None
     instruction: Instruction | None = None

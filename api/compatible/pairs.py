@@ -69,6 +69,7 @@ def parse_score(body: bytes) -> Parsed:
         ScoreRequest(
             items=list(items),
             instruction=wanted.instruction,
+            max_item_tokens=wanted.max_tokens_per_doc or None,
             model=wanted.model,
             activation=choose_activation(wanted.use_activation),
             **request,

@@ -77,7 +77,7 @@ def _parse(body: bytes, *, cut: bool) -> Parsed:
         instruction=wanted.instruction if wanted.instruct is None else wanted.instruct,
         model=wanted.model,
         activation=choose_activation(wanted.use_activation),
-        max_item_tokens=wanted.max_tokens_per_doc,
+        max_item_tokens=wanted.max_tokens_per_doc or None,
         **choose_truncation(wanted.truncate_prompt_tokens, wanted.truncation_side, cut=cut),
     )
     return Parsed(request, form, choose_lane(wanted.priority), choose_user(wanted.user))

@@ -70,9 +70,16 @@ async def test_long_documents_are_cut(served: Service) -> None:
     expected = await scores_of(served, [each[:5] for each in DOCUMENTS], BODY["query"])
 
     answer = await served.post("/v2/rerank", {**BODY, "max_tokens_per_doc": 5})
+    pairs = {"model": "tiny", "text_1": BODY["query"], "text_2": DOCUMENTS}
+    score = await served.post("/score", pairs | {"max_tokens_per_doc": 5})
+    whole = await served.post("/score", pairs | {"max_tokens_per_doc": 0})
 
     found = {each["index"]: each["relevance_score"] for each in answer.json["results"]}
     assert found == dict(enumerate(expected))
+    assert [each["score"] for each in score.json["data"]] == expected
+    assert [each["score"] for each in whole.json["data"]] == await scores_of(
+        served, DOCUMENTS, BODY["query"]
+    )
 
 
 async def test_what_does_not_fit(served: Service) -> None:
