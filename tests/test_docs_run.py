@@ -25,7 +25,9 @@ import pytest
 from tests.services import free_port
 
 ROOT = Path(__file__).parent.parent
-#: Documents whose blocks run here; webhooks.md has a test of its own.
+#: Its programs are receivers, which have a test of their own.
+RECEIVERS = "docs/webhooks.md"
+#: Documents whose blocks run here.
 DOCUMENTS = (
     "README.md",
     "docs/quickstart.md",
@@ -35,11 +37,17 @@ DOCUMENTS = (
     "docs/http_api.md",
     "docs/bulk.md",
     "docs/operations.md",
+    RECEIVERS,
 )
 BASH = shutil.which("bash") or "bash"
 _BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
 )
+#: An address that nobody listens at stands for the reader's own.
+_OUTSIDE, _NOBODY = "https://example.org/hook", "http://127.0.0.1:9/hook"
+#: ``whe_…`` is the last such id that was printed.
+_ID = re.compile(r"\b([a-z]{3})_[0-9a-f]{32}\b")
+_ANY_ID = re.compile(r"\b([a-z]{3})_…")
 _ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
 
 
@@ -80,6 +88,11 @@ def commands_of(text: str) -> str:
     return "\n".join(lines)
 
 
+def fill_in(commands: str, ids: dict[str, str]) -> str:
+    """Put the id that was printed last in the place of each ``abc_…``."""
+    return _ANY_ID.sub(lambda found: ids[found[1]], commands)
+
+
 def first_words(text: str) -> list[str]:
     """Return the first word of each line."""
     return [line.split()[0] for line in text.splitlines() if line.strip()]
@@ -100,6 +113,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "SCOREKEEP_PORT": str(port),
+        "COLUMNS": "200",
         "SCOREKEEP_WEBHOOK_ALLOW_HTTP": "1",
         "SCOREKEEP_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8",
     }
@@ -127,13 +141,17 @@ def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch)
     """From top to bottom, as a reader would: programs share their names, commands their folder."""
     monkeypatch.chdir(home.folder)
     names: dict[str, Any] = {"__name__": name}
+    ids: dict[str, str] = {}
 
     blocks = read_blocks(name)
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         if block.why is not None or block.kind not in {"console", "python"}:
             continue
+        if name == RECEIVERS and block.kind == "python":
+            continue
         text = _ADDRESS.sub(home.url.removeprefix("http://"), block.text)
         text = text.replace("Client()", f'Client("{home.url}")').replace(".venv/bin/", "")
+        text = text.replace(_OUTSIDE, _NOBODY)
         if block.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(text, name, "exec"), names)  # noqa: S102  # what users paste
@@ -141,7 +159,7 @@ def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch)
                 assert first_words(printed.getvalue()) == first_words(after.text)
             continue
         done = subprocess.run(  # noqa: S603  # what users type
-            [BASH, "-euo", "pipefail", "-c", commands_of(text)],
+            [BASH, "-euo", "pipefail", "-c", fill_in(commands_of(text), ids)],
             cwd=home.folder,
             env=home.environment,
             capture_output=True,
@@ -150,6 +168,7 @@ def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch)
             check=False,
         )
         assert done.returncode == 0, text + done.stdout + done.stderr
+        ids |= {found[1]: found[0] for found in _ID.finditer(done.stdout)}
     for opened in {"client", "ranker", "classifier"} & names.keys():
         names[opened].__exit__(None, None, None)
 
