@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.util import await_only
 
 from contract.errors import StoreUnavailableError
+from storage.cancelling import kept_cancellation
 
 __all__ = ["Database", "Transaction", "database_now"]
 
@@ -125,7 +126,7 @@ class Database:
     async def _connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         """Take a connection; only here is a plain ``OSError`` certainly the database's."""
         try:
-            connection = await engine.connect()
+            connection = await self._check_out(engine)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise _unavailable(error) from error
         except (DBAPIError, PoolTimeoutError) as error:
@@ -135,6 +136,17 @@ class Database:
         finally:
             # A cancelled caller must still give its connection back.
             await asyncio.shield(connection.close())
+
+    async def _check_out(self, engine: AsyncEngine) -> AsyncConnection:
+        connection = None
+        try:
+            with kept_cancellation():
+                connection = await engine.connect()
+        except asyncio.CancelledError:
+            if connection is not None:
+                await connection.close()
+            raise
+        return connection
 
 
 @contextlib.contextmanager
@@ -247,7 +259,20 @@ def _open_sqlite(url: str) -> AsyncEngine:
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    event.listen(engine.sync_engine, "invalidate", _roll_back_given_up)
     return engine
+
+
+def _roll_back_given_up(connection: Any, _record: Any, _error: Any) -> None:  # noqa: ANN401  # SQLAlchemy's event
+    """Roll back what a cancelled caller left open, before its connection is closed.
+
+    Closing alone does not: SQLite keeps a closed connection, and its lock, as long as a statement
+    is not at its end, which here is until the garbage collector finds the cursor. Only queued, so
+    that a second cancellation cannot come between.
+    """
+    driver = connection.driver_connection
+    if (opened := driver._connection) is not None:  # noqa: SLF001  # what it offers must be awaited
+        driver._tx.put_nowait((None, opened.rollback))  # noqa: SLF001
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:  # noqa: ANN401  # SQLAlchemy's event

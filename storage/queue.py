@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from redis.exceptions import ConnectionError as ClosedError
 from redis.exceptions import RedisError
 
 from contract.errors import UnavailableError
+from storage.cancelling import kept_cancellation
 from storage.statements import parse_hint, parse_hinted_model
 
 __all__ = ["FUNCTION", "Queue"]
@@ -59,6 +60,23 @@ class _ArqPool(ArqRedis):
         await self.aclose(close_connection_pool)
 
 
+class _Sending(AbstractConnection):
+    """A connection whose sending does not swallow the cancellation of its task."""
+
+    async def send_packed_command(
+        self,
+        command: bytes | str | Iterable[bytes],
+        check_health: bool = True,  # noqa: FBT001, FBT002  # redis-py's
+    ) -> None:
+        """See redis-py. What was sent has no reader then, so the connection is closed."""
+        try:
+            with kept_cancellation():
+                await super().send_packed_command(command, check_health)
+        except asyncio.CancelledError:
+            await self.disconnect(nowait=True)
+            raise
+
+
 class _Pool(ConnectionPool):
     """Opens nothing more once it is closed, which redis-py calls to disconnect it.
 
@@ -66,6 +84,12 @@ class _Pool(ConnectionPool):
     """
 
     _closed = False
+
+    def make_connection(self) -> AbstractConnection:
+        """Make one, over TCP, TLS or a Unix socket, that ends when its task is cancelled."""
+        kind = type("SendingConnection", (_Sending, self.connection_class), {})
+        made: AbstractConnection = kind(**self.connection_kwargs)
+        return made
 
     async def ensure_connection(self, connection: AbstractConnection) -> None:
         """Raise redis-py's ``ConnectionError`` if the pool was closed, before or meanwhile."""

@@ -46,6 +46,15 @@ class Bulks:
                     return
                 await asyncio.sleep(0.02)
 
+    async def wait_until_unserved(self) -> None:
+        """Return when the API knows that the workers are gone: it looks once a second."""
+        async with asyncio.timeout(20):
+            ready = True
+            while ready:
+                await asyncio.sleep(0.02)
+                known = (await self.service.get("/v1/models")).json["data"]
+                ready = any(model["state"] == "ready" for model in known)
+
     async def stop_workers(self) -> None:
         """Drain the workers."""
         for worker, task in self._workers:

@@ -42,6 +42,7 @@ async def test_another_model_or_parameter_is_another_key(sqlite_bulks: Bulks) ->
     soft_again = await sqlite_bulks.rescore(bulk=soft["id"], model="tiny")
     hidden = await sqlite_bulks.rescore(bulk=first["id"], return_pooled_hidden_states=True)
     await sqlite_bulks.stop_workers()
+    await sqlite_bulks.wait_until_unserved()
     await sqlite_bulks.start_worker(tiny=ModelConfig(source=MODELS["tiny"].source, max_tokens=99))
     changed = await sqlite_bulks.rescore(bulk=first["id"])
 

@@ -149,7 +149,7 @@ async def test_a_thousand_jobs_are_listed_filtered_and_paged(look: Look, stack: 
     await sight.see("No job fits these filters")
 
     assert took_s < 20  # on a machine with nothing else to do: about one
-    assert first == newest == ids[997]
+    assert first == newest == max(ids[1::4])  # 50 were submitted at once
     assert "cursor=" in address
     assert "state=failed" in sight.page.url
 

@@ -25,6 +25,12 @@ _QUICK = {
 }
 
 
+async def _start_slow_worker(stack: Stack) -> asyncio.subprocess.Process:
+    """A worker that takes its time, so that a test meets it at work on any machine."""
+    stack.environment["CHAOS_FORWARD_S"] = "0.0005"
+    return await stack.start("tests.chaos.worker", str(stack.folder / "ledger"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_killed_workers_leave_each_row_once(
@@ -57,11 +63,11 @@ async def test_several_hosts_work_on_one_bulk(
     tmp_path: Path, redis_url: str, postgres_url: str, s3_url: str
 ) -> None:
     """Three workers and two APIs share nothing but PostgreSQL, Redis and S3: all work on it."""
-    settings = {"SCOREKEEP_BLOB_URL": s3_url}
+    settings = {**_QUICK, "SCOREKEEP_BLOB_URL": s3_url, "SCOREKEEP_CLAIM_JOBS": "1"}
     async with Stack(tmp_path, redis_url, MODELS, postgres_url, settings) as stack:
         for name in ("host-1", "host-2", "host-3"):
             stack.environment["SCOREKEEP_DATA_DIR"] = str(tmp_path / name)
-            await stack.start_worker()
+            await _start_slow_worker(stack)
         stack.environment |= {
             "SCOREKEEP_DATA_DIR": str(tmp_path / "host-4"),
             "SCOREKEEP_PORT": str(free_port()),
@@ -95,7 +101,7 @@ async def test_a_rescore_that_was_cut_off_goes_on(
     What was scored before the kill is in the cache although the first one had not ended.
     """
     async with Stack(tmp_path, redis_url, MODELS, postgres_url, _QUICK) as stack:
-        worker = await stack.start_worker()
+        worker = await _start_slow_worker(stack)
         first = await _start(stack, [f"text {n}" for n in range(ROWS)], cache="off")
         await _wait(stack, first["id"])
         body = {"source": {"bulk": first["id"]}, "model": "m"}

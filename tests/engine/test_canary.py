@@ -110,7 +110,7 @@ class TestCanary:
         self, folder_of: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where the copy would not fit, the served dtype is recorded, and the record says so."""
-        monkeypatch.setattr(precision, "_free_bytes", lambda _: 1000)
+        monkeypatch.setattr(precision, "free_bytes", lambda _: 1000)
         config = ModelConfig(source=str(folder_of(LLAMA, dtype=torch.bfloat16)), dtype="bfloat16")
 
         load_model("half", config, tmp_path)
@@ -210,9 +210,9 @@ class TestPrecision:
     def test_free_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A container's limit counts as well as the machine's memory."""
         monkeypatch.setattr(precision, "_CGROUP", tmp_path)
-        free = precision._free_bytes(torch.device("cpu"))
+        free = precision.free_bytes(torch.device("cpu"))
         (tmp_path / "memory.max").write_text("1000\n")
         (tmp_path / "memory.current").write_text("400\n")
 
         assert np.log2(free) > 20
-        assert precision._free_bytes(torch.device("cpu")) == 600
+        assert precision.free_bytes(torch.device("cpu")) == 600

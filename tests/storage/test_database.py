@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -37,6 +38,40 @@ async def test_an_exception_rolls_back_and_passes_through(database: Database) ->
 
     async with database.snapshot() as tx:
         assert await count(tx, "tenants") == 0
+
+
+async def test_a_cancelled_writer_leaves_no_lock(database: Database) -> None:
+    """Whatever step it is cancelled in: the next writer goes on at once, and nothing is half."""
+
+    async def write(n: int) -> None:
+        async with database.transaction() as tx:
+            await tx.execute(
+                text("INSERT INTO counters (name, value) VALUES (:a, 1), (:b, 1) RETURNING name"),
+                {"a": f"a{n}", "b": f"b{n}"},
+            )
+            await tx.execute(text("SELECT 1"))
+
+    await write(-1)
+    cancelled_in = 0
+    for n in range(150):
+        writing = asyncio.create_task(write(n))
+        for _ in range(n if n < 60 else n * 7):
+            await asyncio.sleep(0)
+        if writing.done():
+            continue
+        writing.cancel()
+        await asyncio.wait([writing], timeout=5)
+        assert writing.cancelled(), n
+        cancelled_in += 1
+        started_at = time.monotonic()
+        await write(1000 + n)
+        assert time.monotonic() - started_at < 3, n  # the wait for a lock ends after five
+
+    async with database.snapshot() as tx:
+        found = await tx.execute(text("SELECT substr(name, 2), count(*) FROM counters GROUP BY 1"))
+        halves = [name for name, count in found if count != 2]
+    assert cancelled_in >= 10
+    assert halves == []
 
 
 async def test_a_wrong_statement_is_not_called_unavailable(database: Database) -> None:

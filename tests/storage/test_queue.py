@@ -52,6 +52,25 @@ async def test_hints_reach_an_arq_worker(queue: Queue, redis_url: str) -> None:
     assert left <= {b"arq:queue:m:health-check"}
 
 
+async def test_a_cancelled_hint_ends(queue: Queue) -> None:
+    """Whatever step it is cancelled in, and though redis-py waits with ``asyncio.wait_for``."""
+    await queue.hint(["job_a:0:m"])
+    cancelled_in = 0
+    for steps in range(300):
+        hinting = asyncio.create_task(queue.hint([f"job_{steps}:0:m"]))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if hinting.done():
+            continue
+        hinting.cancel()
+        await asyncio.wait([hinting], timeout=5)
+        assert hinting.cancelled(), steps
+        cancelled_in += 1
+
+    assert cancelled_in >= 10
+    assert await queue.hint(["job_b:0:m"])
+
+
 async def test_a_closed_queue_opens_nothing(redis_url: str) -> None:
     """Whether a command comes after the end or is on its way to Redis at the end."""
     queue = Queue(redis_url)

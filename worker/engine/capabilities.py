@@ -18,6 +18,7 @@ from worker.engine.causal import CausalHead, install_selective
 from worker.engine.foreign import FAULTS, Model, explain
 from worker.engine.forward import Backbone, copy_to_host, upload
 from worker.engine.heads import ClassificationHead, Replay, detach_backbone, find_linear
+from worker.engine.linear import pack_weights
 from worker.engine.network import Network
 from worker.engine.plan import plan_batch
 from worker.engine.pooling import Pooling
@@ -75,6 +76,7 @@ def examine(
 def _examine(model: Model, probes: list[Ids], *, causal: bool) -> Examined:
     stock_attention: str = model.config._attn_implementation  # noqa: SLF001
     stock = _run_stock(model, probes, causal=causal)
+    pack_weights(model)  # after the stock model has answered: all below is held against it
     selective = install_selective(model) if causal else None
     backbone_module, replay = detach_backbone(model)
     backbone = Backbone(backbone_module, model.device)

@@ -12,7 +12,7 @@ import torch
 
 from worker.engine.foreign import Model
 
-__all__ = ["held_in_float32"]
+__all__ = ["free_bytes", "held_in_float32"]
 
 _LOWER = (torch.bfloat16, torch.float16)
 #: of the memory that is free, what a reference may take for a moment
@@ -54,10 +54,11 @@ def _fits(parameters: list[torch.nn.Parameter]) -> bool:
     needed: dict[torch.device, int] = {}
     for parameter in parameters:
         needed[parameter.device] = needed.get(parameter.device, 0) + 4 * parameter.numel()
-    return all(size <= _SHARE * _free_bytes(device) for device, size in needed.items())
+    return all(size <= _SHARE * free_bytes(device) for device, size in needed.items())
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory is free for what lives on ``device``."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
