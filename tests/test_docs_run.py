@@ -169,7 +169,7 @@ def test_a_document_runs(name: str, home: Home, monkeypatch: pytest.MonkeyPatch)
         )
         assert done.returncode == 0, text + done.stdout + done.stderr
         ids |= {found[1]: found[0] for found in _ID.finditer(done.stdout)}
-    for opened in {"client", "ranker", "classifier"} & names.keys():
+    for opened in {"client", "classifier"} & names.keys():
         names[opened].__exit__(None, None, None)
 
 
