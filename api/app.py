@@ -21,6 +21,7 @@ from api.observing import METRICS, RequestMetrics, observe_middleware
 from api.openapi.document import build_document
 from api.routes import (
     batches,
+    bulk_events,
     bulks,
     compare,
     compatible,
@@ -97,7 +98,7 @@ def create_app(settings: Settings, registry: Mapping[str, ModelConfig]) -> web.A
     app.on_shutdown.append(_let_waiters_go)
     ours = [jobs, results, events, compatible, models, health, webhooks, deliveries, operations]
     ours += [files, batches, bulks, rescore, compare, vectors, documentation, overview, dashboard]
-    for resource in ours:
+    for resource in [*ours, bulk_events]:
         resource.add_routes(app)
     app[DOCUMENT] = msgspec.json.encode(
         build_document(app, version=_version(), server=settings.public_url)

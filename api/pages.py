@@ -15,6 +15,7 @@ from contract.errors import InvalidRequestError
 __all__ = [
     "MAX_PAGE",
     "answer_page",
+    "parse_after",
     "parse_cursor",
     "parse_limit",
     "render_cursor",
@@ -25,6 +26,15 @@ __all__ = [
 MAX_PAGE = 1000
 _DEFAULT_LIMIT = 50
 _ID = re.compile(r"[a-z]{3}_[0-9a-f]{32}")
+
+
+def parse_after(request: web.Request) -> int:
+    """Return the line or sequence number that the query's ``after`` names; 0 by default."""
+    text = request.query.get("after", "0")
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        message = "after is a whole number"
+        raise InvalidRequestError(message, param="after")
+    return int(text)
 
 
 class _Row(Protocol):

@@ -108,9 +108,9 @@ def request_key(request: web.Request, body: bytes) -> IdempotencyKey | None:
 def estimate_tokens(request: ScoreRequest) -> int:
     """Return about how many tokens the job costs; exact for token ids, else from characters.
 
-    The query and every label count once per item: that is how often they are looked at.
+    Query, instruction and every label count once per item: that is how often they are looked at.
     """
-    around = _tokens_of(request.query or "")
+    around = _tokens_of(request.query or "") + _pieces_of(request.instruction or "")
     around += sum(_pieces_of(label) for label in request.labels or [])
     total = sum(around + _tokens_of(item) for item in request.item_list)
     total += sum(_pieces_of(query) for query in request.queries or [])

@@ -12,10 +12,13 @@ from contract.jobs import Lane
 from contract.scores import (
     Activation,
     Determinism,
+    Instruction,
     ItemError,
     LabelTokenIds,
+    Limit,
     Mode,
     Truncation,
+    TruncationSide,
 )
 
 __all__ = [
@@ -132,6 +135,7 @@ class RescoreSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChangedParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of a score request that are to be others; what is left out stays as it was."""
 
+    instruction: Instruction | msgspec.UnsetType | None = msgspec.UNSET
     label_token_ids: LabelTokenIds | msgspec.UnsetType | None = msgspec.UNSET
     labels: list[str] | msgspec.UnsetType | None = msgspec.UNSET
     apply_softmax: bool | msgspec.UnsetType = msgspec.UNSET
@@ -142,6 +146,9 @@ class ChangedParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_pooled_hidden_states: bool | msgspec.UnsetType = msgspec.UNSET
     activation: Activation | msgspec.UnsetType | None = msgspec.UNSET
     truncation: Truncation | msgspec.UnsetType = msgspec.UNSET
+    truncation_side: TruncationSide | msgspec.UnsetType | None = msgspec.UNSET
+    max_tokens: Limit | msgspec.UnsetType | None = msgspec.UNSET
+    max_item_tokens: Limit | msgspec.UnsetType | None = msgspec.UNSET
     multi_token: bool | msgspec.UnsetType = msgspec.UNSET
     mode: Mode | msgspec.UnsetType = msgspec.UNSET
     determinism: Determinism | msgspec.UnsetType | None = msgspec.UNSET

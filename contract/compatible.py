@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from contract.scores import ItemError
+from contract.scores import Instruction, ItemError
 
 __all__ = [
     "Classification",
@@ -29,6 +29,8 @@ __all__ = [
 
 _Texts = str | list[str]
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+#: 0 is none, as vLLM's own default says
+_LimitOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 #: -1 is the model's own limit
 _Truncate = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -50,6 +52,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
 class PairRequest(_Request, kw_only=True):
     """vLLM's score request: two sides, in one of four spellings; 1:1, 1:N or N:N."""
 
+    max_tokens_per_doc: _LimitOrNone | None = None
+    instruction: Instruction | None = None
     queries: _Texts | None = None
     documents: _Texts | None = None
     items: _Texts | None = None
@@ -94,14 +98,19 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RerankRequest(_Request, kw_only=True):
-    """Rerank as Cohere (v1 and v2), Jina and vLLM spell it. ``top_n`` 0 means all."""
+    """Rerank as Cohere (v1 and v2), Jina and vLLM spell it. ``top_n`` 0 means all.
+
+    ``instruct`` is SGLang's word for the task, ``instruction`` vLLM's.
+    """
 
     query: str
     documents: list[str | Document]
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: _Limit | None = None
+    max_tokens_per_doc: _LimitOrNone | None = None
     truncation: bool | None = None
+    instruct: Instruction | None = None
+    instruction: Instruction | None = None
 
 
 class RankedDocument(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -74,7 +74,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model can do. ``refusals`` maps what it cannot do to the reason."""
+    """What a loaded model can do. ``refusals`` maps what it cannot do to the reason.
+
+    ``instruction`` is the task that it is told where a request brings none; null: it takes none.
+    """
 
     name: str
     path: ScoringPath
@@ -90,6 +93,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str = ""
     head: str = ""
     pair: bool = False
+    instruction: str | None = None
     default_activation: Activation | None = None
     hidden_states: str = ""
     #: hash of all that decides a score but the request: equal ones give comparable scores
@@ -131,6 +135,8 @@ def check_request(request: ScoreRequest, model: ModelDescription) -> list[str]:
             'set dtype = "float32" in its registry entry'
         )
         raise InvalidRequestError(message, param="determinism")
+    if request.instruction is not None:
+        _check_instruction(request, model)
     if model.path is ScoringPath.CAUSAL:
         return _check_causal(request, model)
     return _check_classification(request, model)
@@ -160,6 +166,7 @@ _WISHES: dict[str, ScoreRequest] = {
     ),
     "activation": ScoreRequest(items=["x"], label_token_ids=[0], activation=Activation.SIGMOID),
     "apply_softmax": ScoreRequest(items=["x"], label_token_ids=[0], apply_softmax=True),
+    "instruction": ScoreRequest(items=["x"], label_token_ids=[0], instruction="x"),
     "item_first": ScoreRequest(items=["x"], label_token_ids=[0], item_first=True),
     "determinism": ScoreRequest(items=["x"], label_token_ids=[0], determinism=Determinism.STRICT),
 }
@@ -192,6 +199,18 @@ def _resolve(config: ModelConfig, folder: Path) -> ModelConfig:
     if local.exists():
         return msgspec.structs.replace(config, source=str(local.resolve()))
     return config
+
+
+def _check_instruction(request: ScoreRequest, model: ModelDescription) -> None:
+    if model.instruction is None:
+        message = (
+            f"{model.name} takes no instruction: its template has no place for one; serve it with "
+            "a template that holds {instruction}, or write the task into the query"
+        )
+        raise InvalidRequestError(message, param="instruction")
+    if any(isinstance(item, list) for item in request.item_list):
+        message = "an instruction is for text: token ids are used as they are"
+        raise InvalidRequestError(message, param="instruction")
 
 
 def _check_likelihood(request: ScoreRequest) -> list[str]:

@@ -19,12 +19,14 @@ __all__ = [
     "Activation",
     "AttemptEnd",
     "Determinism",
+    "Instruction",
     "ItemError",
     "Items",
     "Job",
     "JobCounts",
     "JobRequest",
     "LabelTokenIds",
+    "Limit",
     "Mode",
     "Problem",
     "ScoreRequest",
@@ -42,7 +44,9 @@ __all__ = [
 Items = str | list[str | list[TokenId]]
 #: One list for all items, or one list per item.
 LabelTokenIds = list[TokenId | list[TokenId]]
-_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKEN_ID)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKEN_ID)]
+#: A sentence or some: it stands before every item.
+Instruction = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Activation(StrEnum):
@@ -85,14 +89,17 @@ class Determinism(StrEnum):
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One query, many items: the body of ``POST /v1/score``.
 
-    ``queries`` gives every item its own in place of ``query``. ``max_tokens`` lowers the model's
-    limit for this request; beyond ``max_item_tokens`` an item is cut whatever ``truncation`` says.
+    ``queries`` gives every item its own in place of ``query``. ``instruction`` is the task, where
+    the model's template has a place for it; null leaves the model's own, ``""`` leaves none.
+    ``max_tokens`` lowers the model's limit for this request; beyond ``max_item_tokens`` an item is
+    cut whatever ``truncation`` says.
     """
 
     items: Items
     model: str | None = None
     query: str | list[TokenId] | None = None
     queries: list[str] | None = None
+    instruction: Instruction | None = None
     label_token_ids: LabelTokenIds | None = None
     labels: list[str] | None = None
     apply_softmax: bool = False
@@ -104,8 +111,8 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
     activation: Activation | None = None
     truncation: Truncation = Truncation.ERROR
     truncation_side: TruncationSide | None = None
-    max_tokens: _Limit | None = None
-    max_item_tokens: _Limit | None = None
+    max_tokens: Limit | None = None
+    max_item_tokens: Limit | None = None
     multi_token: bool = False
     mode: Mode = Mode.LABELS
     determinism: Determinism | None = None

@@ -71,6 +71,7 @@ class BlockingBulks(_Part[BulkClient]):
     submit = _of_part(BulkClient.submit)
     rescore = _of_part(BulkClient.rescore)
     get = _of_part(BulkClient.get)
+    list = _of_part(BulkClient.list)
     act = _of_part(BulkClient.act)
     write_results = _of_part(BulkClient.write_results)
     write_hidden_states = _of_part(BulkClient.write_hidden_states)

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -104,6 +104,11 @@ class BulkClient:
         """Return a bulk with its live counts."""
         answer = await self._transport.send("GET", f"/v1/bulks/{bulk_id}")
         return msgspec.json.decode(answer.body, type=Bulk)
+
+    async def list(self, *, limit: int = 20) -> Sequence[Bulk]:
+        """Return bulks, newest first."""
+        answer = await self._transport.send("GET", "/v1/bulks", query={"limit": str(limit)})
+        return msgspec.json.decode(answer.body, type=_Bulks).data
 
     async def act(self, bulk_id: str, action: str) -> Bulk:
         """Cancel, pause, resume or retry a bulk.

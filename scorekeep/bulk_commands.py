@@ -15,6 +15,7 @@ from contract.bulks import Bulk, BulkState, CacheUse
 from contract.config import load_settings
 from contract.webhooks import BULK_EVENTS
 from scorekeep.bulk import BulkClient, count_done
+from scorekeep.score_parser import fill_parameters, read_parameters
 from scorekeep.up import render_address
 
 __all__ = ["RUNS", "fill_bulk", "fill_rescore"]
@@ -41,6 +42,21 @@ async def _rescore(bulks: BulkClient, options: argparse.Namespace) -> int:
     given = {name: value for name, value in request.items() if value is not None}
     given |= _webhook(options)
     return await _follow(bulks, await bulks.rescore(given), options)
+
+
+async def _list(bulks: BulkClient, options: argparse.Namespace) -> int:
+    found = await bulks.list(limit=options.limit)
+    if options.json:
+        _print_json(found)
+        return 0
+    for bulk in found:
+        _print_bulk(bulk, options)
+    return 0
+
+
+async def _show(bulks: BulkClient, options: argparse.Namespace) -> int:
+    _print_bulk(await bulks.get(options.id), options)
+    return 0
 
 
 async def _watch(bulks: BulkClient, options: argparse.Namespace) -> int:
@@ -107,6 +123,8 @@ def _runner(act: _Act) -> Callable[[argparse.Namespace], int]:
 RUNS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "rescore": _runner(_rescore),
     "bulk submit": _runner(_submit),
+    "bulk list": _runner(_list),
+    "bulk show": _runner(_show),
     "bulk watch": _runner(_watch),
     "bulk results": _runner(_results),
     "bulk hidden-states": _runner(_hidden_states),
@@ -135,6 +153,9 @@ def fill_bulk(parser: argparse.ArgumentParser) -> None:
     submit.add_argument("--id", metavar="COLUMN", help="the column of the id")
     submit.add_argument("--skip-invalid", action="store_true", help="run the good lines anyway")
     _add_running(submit)
+    listing = add("list", "show bulks, newest first")
+    listing.add_argument("--limit", type=int, default=20, help="how many (default: 20)")
+    add("show", "show a bulk and its refused lines").add_argument("id", metavar="BULK")
     add("watch", "show the progress of a bulk until it ends").add_argument("id", metavar="BULK")
     results = add("results", "write results as JSONL; goes on where the file ends")
     results.add_argument("id", metavar="BULK")
@@ -162,7 +183,7 @@ def fill_rescore(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--softmax", action="store_true", help="make each row sum to 1")
+    fill_parameters(parser)
     parser.add_argument("--hidden-states", action="store_true", help="keep the hidden states")
     parser.add_argument("--cache", choices=[str(each) for each in CacheUse], default="read")
     parser.add_argument("--watch", action="store_true", help="show the progress until the end")
@@ -205,7 +226,8 @@ def _webhook(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:
-    return {"apply_softmax": True} if options.softmax else {}
+    given: dict[str, Any] = msgspec.to_builtins(read_parameters(options))
+    return given
 
 
 def _progress() -> Progress:
@@ -220,10 +242,14 @@ def _print_end(bulk: Bulk, options: argparse.Namespace) -> int:
     return _SOME_FAILED if bulk.counts.failed or bulk.counts.lines_failed else 0
 
 
+def _print_json(value: Any) -> None:  # noqa: ANN401  # whatever msgspec encodes
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    sys.stdout.write(f"{text}\n")
+
+
 def _print_bulk(bulk: Bulk, options: argparse.Namespace) -> None:
     if options.json:
-        text = msgspec.json.format(msgspec.json.encode(bulk), indent=2).decode()
-        sys.stdout.write(f"{text}\n")
+        _print_json(bulk)
         return
     counts = bulk.counts
     rate = "" if bulk.items_per_s is None else f", {bulk.items_per_s:.0f} items/s"

@@ -31,6 +31,7 @@ from scorekeep.up import up
 __all__ = ["main"]
 
 _INTERRUPTED = 128 + signal.SIGINT
+_CUT_OFF = 128 + signal.SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = create_parser(_RUNS).parse_args(arguments)
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CUT_OFF
     except ScoreError as error:
         return _print_error(error, as_json=getattr(options, "json", False))
     except TimeoutError as error:
         return _print_error(UnavailableError(str(error)), as_json=getattr(options, "json", False))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        wrong = SettingsError(f"{error.filename}: {error.strerror}")
+        return _print_error(wrong, as_json=getattr(options, "json", False))
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from contract.config import load_settings
 from contract.jobs import JobState
-from contract.scores import Activation, AttemptEnd, Job, Scores, Truncation
+from contract.scores import AttemptEnd, Job, Scores
 from scorekeep.blocking import Client
 from scorekeep.client import check_scored
 from scorekeep.options import JobOptions
+from scorekeep.score_parser import read_parameters
 from scorekeep.up import render_address
 
 __all__ = ["RUNS"]
@@ -126,21 +127,11 @@ def _read_items(words: Sequence[str]) -> list[str]:
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
     """Only what was given: what is left out has the service's defaults."""
-    chosen = JobOptions()
+    chosen = read_parameters(options)
     if options.model is not None:
         chosen["model"] = options.model
     if options.query is not None:
         chosen["query"] = options.query
-    if options.labels is not None:
-        chosen["labels"] = options.labels
-    if options.label_token_ids is not None:
-        chosen["label_token_ids"] = options.label_token_ids
-    if options.softmax:
-        chosen["apply_softmax"] = True
-    if options.activation is not None:
-        chosen["activation"] = Activation(options.activation)
-    if options.truncation is not None:
-        chosen["truncation"] = Truncation(options.truncation)
     if options.hidden_states is not None:
         chosen["return_pooled_hidden_states"] = True
     if options.webhook is not None:
@@ -161,9 +152,11 @@ def _print_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> None:
     if options.json:
         _print_json(jobs)
         return
-    table = Table(Column("id", no_wrap=True, min_width=36), *_JOB_COLUMNS, box=None)
+    whole = [Column(name, no_wrap=True) for name in _JOB_COLUMNS]
+    table = Table(Column("id", no_wrap=True, min_width=36), *whole, box=None, pad_edge=False)
     for job in jobs:
-        table.add_row(job.id, job.state, Text(job.model), str(job.counts.total), job.created_at)
+        created = f"{job.created_at[5:16].replace('T', ' ')}Z"  # a terminal has 80 columns
+        table.add_row(job.id, job.state, Text(job.model), str(job.counts.total), created)
     Console().print(table)
 
 

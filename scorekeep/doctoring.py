@@ -138,9 +138,10 @@ def _check_stores(environment: Mapping[str, str]) -> list[Finding]:
         advice = "see whether the database, the blob store and this machine's disk answer"
         return [Finding(part="stores", ok=False, detail=late, advice=advice)]
     if done.returncode != 0:
-        detail = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        detail = lines[-1] if lines else f"the check ended with code {done.returncode}"
         advice = "pip install 'scorekeep[api]'"
-        return [Finding(part="sql", ok=False, detail=" ".join(detail[-1:]), advice=advice)]
+        return [Finding(part="sql", ok=False, detail=detail, advice=advice)]
     findings = msgspec.json.decode(done.stdout, type=list[Finding])
     if "SCOREKEEP_REDIS_URL" in environment:
         return findings

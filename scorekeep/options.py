@@ -14,6 +14,7 @@ class JobOptions(TypedDict, total=False):
     model: str | None
     query: str | list[int] | None
     queries: list[str] | None
+    instruction: str | None
     label_token_ids: list[int | list[int]] | None
     labels: list[str] | None
     apply_softmax: bool
@@ -43,6 +44,7 @@ class RerankOptions(TypedDict, total=False):
     """What may be said of a reranking; docs/http_api.md has a line on each."""
 
     model: str | None
+    instruction: str | None
     top_n: int | None
     return_documents: bool | None
     max_tokens_per_doc: int | None

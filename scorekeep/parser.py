@@ -2,14 +2,15 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from contract.jobs import JobState
-from contract.scores import Activation, Truncation
 from scorekeep.bulk_commands import fill_bulk, fill_rescore
 from scorekeep.completion import SHELLS
 from scorekeep.key_parser import fill_keys
 from scorekeep.model_commands import fill_models
+from scorekeep.score_parser import fill_parameters
 from scorekeep.webhook_parser import fill_listen, fill_webhooks
 
 __all__ = ["create_parser"]
@@ -64,6 +65,7 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
         "otherwise.",
         _EPILOG,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, text: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -105,6 +107,13 @@ def create_parser(runs: Mapping[str, _Run]) -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=SHELLS)
     fill_rescore(add("rescore", "score a bulk or jobs again, with another model", _EXIT_CODES))
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("scorekeep")
+    except PackageNotFoundError:  # run from its folder
+        return "(not installed)"
 
 
 def _describe(
@@ -177,27 +186,7 @@ def _fill_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("items", nargs="+", metavar="ITEM", help="a text; - reads one a line")
     parser.add_argument("--model", help="which model (default: the only one served)")
     parser.add_argument("--query", help="what the items are scored against: their shared prefix")
-    parser.add_argument(
-        "--label",
-        dest="labels",
-        action="append",
-        help="causal models: a label of one token, often with a space before it; repeat it",
-    )
-    parser.add_argument(
-        "--label-token-id",
-        dest="label_token_ids",
-        action="append",
-        type=int,
-        metavar="ID",
-        help="causal models: a label by its token id; repeat it",
-    )
-    parser.add_argument("--softmax", action="store_true", help="make each row sum to 1")
-    parser.add_argument("--activation", choices=[str(each) for each in Activation])
-    parser.add_argument(
-        "--truncation",
-        choices=[str(each) for each in Truncation],
-        help="what to cut from an input that is too long (default: error, that item fails)",
-    )
+    fill_parameters(parser)
     parser.add_argument(
         "--hidden-states",
         type=Path,

@@ -173,7 +173,9 @@ class Transport:
         if answer is not None:
             return _error_of(answer)
         reason = str(cause) or "no answer in time"
-        return UnavailableError(f"no answer from {self._base_url}: {reason}")
+        error = UnavailableError(f"no answer from {self._base_url}: {reason}")
+        error.add_note("is the service running, and is this its address? scorekeep up starts one")
+        return error
 
 
 def render_authorization(api_key: str | None) -> dict[str, str]:

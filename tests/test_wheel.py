@@ -49,7 +49,7 @@ def make_home(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_an_installed_wheel_runs(tmp_path: Path) -> None:
-    """``scorekeep up`` migrates, serves and scores; the docs page is there; SIGTERM ends it."""
+    """``scorekeep up`` migrates, serves, scores; docs page and types are there; SIGTERM ends it."""
     home = await asyncio.to_thread(make_home, tmp_path)
     (away := tmp_path / "away").mkdir()
     environment = {name: value for name, value in os.environ.items() if "SCOREKEEP" not in name}
@@ -79,6 +79,8 @@ async def test_an_installed_wheel_runs(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         await process.communicate()
 
+    typed = home.glob("lib/python*/site-packages/*/py.typed")
+    assert {"contract", "scorekeep"} <= {each.parent.name for each in typed}
     assert len(scored["scores"]) == 1
     assert page == 200
     assert process.returncode == 0

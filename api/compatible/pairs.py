@@ -46,7 +46,7 @@ class _Probe(msgspec.Struct):
 
 
 _OWN = frozenset(_Probe.__struct_fields__) - {"items"}
-_COMMON = {"items", "model", "truncation_side"}
+_COMMON = {"items", "instruction", "model", "truncation_side"}
 _SGLANG = frozenset(ScoreRequest.__struct_fields__) - _OWN - _COMMON
 
 
@@ -68,6 +68,8 @@ def parse_score(body: bytes) -> Parsed:
     return Parsed(
         ScoreRequest(
             items=list(items),
+            instruction=wanted.instruction,
+            max_item_tokens=wanted.max_tokens_per_doc or None,
             model=wanted.model,
             activation=choose_activation(wanted.use_activation),
             **request,

@@ -67,13 +67,17 @@ def _parse(body: bytes, *, cut: bool) -> Parsed:
         form["top_n"] = wanted.top_n
     if wanted.return_documents is not None or cut:
         form["documents"] = bool(wanted.return_documents)
+    if wanted.instruct is not None and wanted.instruction is not None:
+        message = "give either instruct, as SGLang spells it, or instruction, as vLLM does"
+        raise InvalidRequestError(message, param="instruct")
     cut = cut if wanted.truncation is None else wanted.truncation
     request = ScoreRequest(
         items=list(documents),
         query=wanted.query,
+        instruction=wanted.instruction if wanted.instruct is None else wanted.instruct,
         model=wanted.model,
         activation=choose_activation(wanted.use_activation),
-        max_item_tokens=wanted.max_tokens_per_doc,
+        max_item_tokens=wanted.max_tokens_per_doc or None,
         **choose_truncation(wanted.truncate_prompt_tokens, wanted.truncation_side, cut=cut),
     )
     return Parsed(request, form, choose_lane(wanted.priority), choose_user(wanted.user))

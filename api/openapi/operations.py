@@ -127,6 +127,12 @@ _RERANK = _score(
 )
 _CLASSIFY = _score(compatible.ClassifyRequest, compatible.ClassifyAnswer, "Classify, as vLLM does.")
 _JOB = (404, 410)
+_LAST_EVENT = Parameter(
+    "Last-Event-ID",
+    {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    "Go on after that event.",
+    "header",
+)
 _BULK_ACTION = Operation("bulks", {202: Bulk}, errors=(404, 409), takes_key=False)
 _BULK_PAUSE = Operation("bulks", {200: Bulk}, errors=(404, 409), takes_key=False)
 _VECTORS = (404, 409, 416)
@@ -203,14 +209,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/jobs/{id}/events"): Operation(
         "jobs",
         {200: EVENTS, 204: None},
-        parameters=(
-            Parameter(
-                "Last-Event-ID",
-                {"type": "string", "pattern": "^[0-9]{1,18}$"},
-                "Go on after that event.",
-                "header",
-            ),
-        ),
+        parameters=(_LAST_EVENT,),
         errors=(*_JOB, 422),
     ),
     ("POST", "/score"): _PAIRS,
@@ -334,9 +333,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/bulks/{id}/events"): Operation(
         "bulks",
-        {200: shapes.BulkEvents},
-        parameters=(Parameter("after", _NUMBER, "The last sequence number seen."),),
-        errors=(404, 422),
+        {200: (shapes.BulkEvents, EVENTS), 204: None},
+        parameters=(
+            Parameter("after", _NUMBER, "The last sequence number seen."),
+            _LAST_EVENT,
+        ),
+        errors=(404, 406, 422),
     ),
     ("POST", "/v1/bulks/{id}/cancel"): _BULK_ACTION,
     ("POST", "/v1/bulks/{id}/pause"): _BULK_PAUSE,

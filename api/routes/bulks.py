@@ -1,7 +1,5 @@
 """``/v1/bulks``: many lines under one handle; counts, results and controls while it runs."""
 
-import re
-
 import msgspec
 from aiohttp import web
 
@@ -12,17 +10,15 @@ from api.bulk.retrying import retry_bulk
 from api.bulk.settings import BulkOptions, BulkSource, parse_options
 from api.bulk.uris import open_uri
 from api.limits import OWN_LIMITS, check_open_bulks, find_bulk_fault
-from api.pages import parse_limit
+from api.pages import parse_after, parse_limit
 from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_targets import check_webhook
 from contract.bulks import ENDED_BULKS, BulkRequest, RescoreRequest
 from contract.errors import ConflictError, InvalidRequestError
-from contract.moments import render_moment
 from contract.rows import check_columns
 from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
-from storage.bulk_events import list_bulk_events
 from storage.bulks import BulkRow, NewBulk
 
 __all__ = ["add_bulk", "add_routes"]
@@ -34,7 +30,6 @@ def add_routes(app: web.Application) -> None:
     app.router.add_get("/v1/bulks", get_bulks)
     app.router.add_get("/v1/bulks/{id}", get_bulk)
     app.router.add_get("/v1/bulks/{id}/results", get_results)
-    app.router.add_get("/v1/bulks/{id}/events", get_events)
     app.router.add_post("/v1/bulks/{id}/cancel", post_cancel)
     app.router.add_post("/v1/bulks/{id}/pause", post_pause)
     app.router.add_post("/v1/bulks/{id}/resume", post_resume)
@@ -134,25 +129,7 @@ async def get_results(request: web.Request) -> web.StreamResponse:
 
     ``after`` is the last line the client has; ``Accept`` chooses JSONL, Parquet or Arrow.
     """
-    return await serve_results(request, await find_bulk(request), _parse_line(request))
-
-
-async def get_events(request: web.Request) -> web.StreamResponse:
-    """List the bulk's events after a sequence number."""
-    row = await find_bulk(request)
-    async with request.app[DATABASE].snapshot() as tx:
-        events = await list_bulk_events(tx, row.id, after=_parse_line(request))
-    data = [
-        {
-            "sequence": event.sequence,
-            "id": event.id,
-            "type": event.type,
-            "timestamp": render_moment(event.created_at),
-            "data": msgspec.Raw(event.data.encode()),
-        }
-        for event in events
-    ]
-    return json_response({"object": "list", "data": data})
+    return await serve_results(request, await find_bulk(request), parse_after(request))
 
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:
@@ -206,11 +183,3 @@ async def _pause(request: web.Request, *, paused: bool) -> web.StreamResponse:
         row = await bulks.pause_bulk(tx, tenant_of(request), row.id, paused=paused)
     request.app[BULKS].wake()
     return json_response(await show_bulk(request, row))
-
-
-def _parse_line(request: web.Request) -> int:
-    text = request.query.get("after", "0")
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        message = "after is a whole number"
-        raise InvalidRequestError(message, param="after")
-    return int(text)

@@ -18,7 +18,7 @@ from storage import events, jobs
 from storage.events import EventRow
 from storage.jobs import JobRow
 
-__all__ = ["KEEP_ALIVE_S", "add_routes"]
+__all__ = ["KEEP_ALIVE_S", "add_routes", "parse_last_id"]
 
 #: How often a comment is sent, so that no proxy takes the stream for dead.
 KEEP_ALIVE_S = web.AppKey("keep_alive_s", float)
@@ -33,7 +33,7 @@ def add_routes(app: web.Application) -> None:
 
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Stream the events after ``Last-Event-ID``; end with the job. 204 tells readers to stop."""
-    seen = _parse_last_id(request)
+    seen = parse_last_id(request)
     row = await find_job(request)
     waiters = request.app[WAITERS]
     with waiters.watch(row.id) as ended:
@@ -99,6 +99,7 @@ def _render_event(request: web.Request, row: JobRow, event: EventRow) -> bytes:
     return head + msgspec.json.encode(body) + b"\n\n"
 
 
-def _parse_last_id(request: web.Request) -> int:
+def parse_last_id(request: web.Request) -> int:
+    """Return the sequence number after which a reader goes on; 0 is the beginning."""
     text = request.headers.get("Last-Event-ID", "")
     return int(text) if _SEQUENCE.fullmatch(text) else 0

@@ -11,7 +11,7 @@ from aiohttp import web
 from safetensors import safe_open
 
 from contract.errors import ScoreError, UnavailableError
-from contract.models import ModelConfig
+from contract.models import ModelConfig, ScoringPath
 from scorekeep.bulk import BulkClient
 from scorekeep.cli import main
 from scorekeep.hidden import INDEX_FILE, HiddenStates
@@ -49,6 +49,36 @@ async def test_submit_watch_and_fetch(
     assert await run(sqlite_bulks, "bulk", "cancel", bulk["id"]) == 1
     assert await run(sqlite_bulks, "rescore", bulk["id"], "--model", "other", "--watch") == 0
     assert "900 items scored, 0 of them from the cache" in capsys.readouterr().out
+
+
+async def test_bulks_are_listed_and_causal_models_get_their_labels(
+    sqlite_bulks: Bulks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a score takes a bulk takes for every line, and a re-score for those that there were."""
+    judge = ModelConfig(source=MODELS["tiny"].source, path=ScoringPath.CAUSAL, instruction="")
+    await sqlite_bulks.start_worker(tiny=MODELS["tiny"], other=judge)
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(render(rows(2)))
+    asked = ("--label", " yes", "--label", " no", "--instruction", "rate", "--softmax", "--watch")
+
+    submitted = await run(
+        sqlite_bulks, "bulk", "submit", str(source), "--model", "other", "--json", *asked
+    )
+    bulk = json.loads(capsys.readouterr().out)
+    changed = await run(sqlite_bulks, "rescore", bulk["id"], "--watch", "--truncation", "item")
+    capsys.readouterr()
+    listed = await run(sqlite_bulks, "bulk", "list", "--json")
+    found = json.loads(capsys.readouterr().out)
+    await run(sqlite_bulks, "bulk", "list", "--limit", "1")
+    newest = capsys.readouterr().out
+    shown = await run(sqlite_bulks, "bulk", "show", bulk["id"])
+
+    assert (submitted, changed, listed, shown) == (0, 0, 0, 0)
+    assert [each["id"] for each in found][-1] == bulk["id"]
+    assert len(found) == 2
+    assert newest.startswith(found[0]["id"])
+    assert capsys.readouterr().out.startswith(f"{bulk['id']} completed: 2 of 2 lines")
+    assert [len(line["scores"][0]) for line in await sqlite_bulks.results(bulk["id"])] == [2, 2]
 
 
 async def test_csv_columns_and_failures(

@@ -53,6 +53,42 @@ async def test_another_model_or_parameter_is_another_key(sqlite_bulks: Bulks) ->
     assert (await sqlite_bulks.results(other["id"]))[0]["model"] == "other"
 
 
+async def test_another_instruction_is_another_key(sqlite_bulks: Bulks) -> None:
+    """Of parameters and of lines alike; the same one is found, and a model without refuses it."""
+    told = ModelConfig(source=MODELS["tiny"].source, instruction="judge")
+    await sqlite_bulks.start_worker(tiny=told, other=MODELS["other"])
+    first = await sqlite_bulks.run(rows(5))
+    await sqlite_bulks.wait_until_indexed(first["id"])
+
+    asked = await sqlite_bulks.rescore(bulk=first["id"], instruction="rate")
+    await sqlite_bulks.wait_until_indexed(asked["id"])
+    lines = await sqlite_bulks.run([row | {"instruction": "rate"} for row in rows(5)])
+    back = await sqlite_bulks.rescore(bulk=asked["id"], instruction=None)
+    refused = await sqlite_bulks.rescore(bulk=asked["id"], model="other")
+    (first_line, *_), (asked_line, *_), (refused_line, *_) = [
+        await sqlite_bulks.results(bulk["id"]) for bulk in (first, asked, refused)
+    ]
+
+    assert asked["counts"]["from_cache"] == 0
+    assert lines["counts"]["from_cache"] == back["counts"]["from_cache"] == 5
+    assert first_line["scores"] != asked_line["scores"]
+    assert "takes no instruction" in refused_line["errors"][0]["message"]
+
+
+async def test_limits_of_tokens_may_change(sqlite_bulks: Bulks) -> None:
+    """Whatever a request may say beside its texts can be another."""
+    await sqlite_bulks.start_worker()
+    first = await sqlite_bulks.run([{"custom_id": "a", "item": "a long text"}])
+
+    again = await sqlite_bulks.rescore(
+        bulk=first["id"], max_tokens=4, truncation="item", truncation_side="right"
+    )
+    cut = await sqlite_bulks.run([{"custom_id": "a", "item": "a lo"}])
+    results = [(await sqlite_bulks.results(bulk["id"]))[0]["scores"] for bulk in (again, cut)]
+
+    assert results[0] == results[1]
+
+
 async def test_jobs_and_filters_are_scored_again(sqlite_bulks: Bulks) -> None:
     """Single jobs become lines, named by their ids; one that is gone says so."""
     await sqlite_bulks.start_worker()

@@ -15,6 +15,7 @@ MODELS = {
     "tiny": ModelConfig(source=SOURCE),
     "short": ModelConfig(source=SOURCE, max_tokens=8),
     "judge": ModelConfig(source=SOURCE, path=ScoringPath.CAUSAL),
+    "told": ModelConfig(source=SOURCE, instruction="Find what answers."),
 }
 
 
@@ -22,7 +23,7 @@ MODELS = {
 async def served(
     sqlite_url: str, sqlite_database: Database, blob_url: str, redis_url: str
 ) -> AsyncIterator[Service]:
-    """The service with its three models ready."""
+    """The service with its models ready."""
     settings = create_settings(sqlite_url, blob_url, redis_url, default_wait_s=20.0)
     async with run(settings, sqlite_database) as bulks:
         await bulks.start_worker(**MODELS)

@@ -72,5 +72,5 @@ async def test_openais_client_lists_models_and_scores(served: Service) -> None:
             cast_to=httpx.Response,
         )
 
-    assert names == ["judge", "other", "short", "tiny"]
+    assert names == ["judge", "other", "short", "tiny", "told"]
     assert [each["index"] for each in answer.json()["data"]] == [0, 1]

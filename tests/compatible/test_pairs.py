@@ -137,3 +137,19 @@ async def test_activation_model_is_softmax_over_labels(served: Service) -> None:
 
     assert model.json["scores"] == softmax.json["scores"]
     assert single.json["scores"][0][0] < 1.0
+
+
+async def test_pairs_may_name_the_task(served: Service) -> None:
+    """VLLM's ``instruction`` is the job's; a model without a place for it refuses it by name."""
+    body = {"text_1": "q", "text_2": ["a", "b"], "instruction": "Find bread."}
+    own = {"query": "q", "items": ["a", "b"], "activation": "model", "model": "told"}
+
+    answer = await served.post("/score", body | {"model": "told"})
+    expected = await served.post("/v1/score", own | {"instruction": "Find bread."})
+    refused = await served.post("/score", body | {"model": "tiny"})
+
+    assert [each["score"] for each in answer.json["data"]] == [
+        row[1] for row in expected.json["scores"]
+    ]
+    assert refused.status == 422
+    assert refused.json["error"]["param"] == "instruction"

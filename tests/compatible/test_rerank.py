@@ -70,9 +70,16 @@ async def test_long_documents_are_cut(served: Service) -> None:
     expected = await scores_of(served, [each[:5] for each in DOCUMENTS], BODY["query"])
 
     answer = await served.post("/v2/rerank", {**BODY, "max_tokens_per_doc": 5})
+    pairs = {"model": "tiny", "text_1": BODY["query"], "text_2": DOCUMENTS}
+    score = await served.post("/score", pairs | {"max_tokens_per_doc": 5})
+    whole = await served.post("/score", pairs | {"max_tokens_per_doc": 0})
 
     found = {each["index"]: each["relevance_score"] for each in answer.json["results"]}
     assert found == dict(enumerate(expected))
+    assert [each["score"] for each in score.json["data"]] == expected
+    assert [each["score"] for each in whole.json["data"]] == await scores_of(
+        served, DOCUMENTS, BODY["query"]
+    )
 
 
 async def test_what_does_not_fit(served: Service) -> None:
@@ -124,6 +131,50 @@ async def test_teis_truncation(served: Service) -> None:
     assert failed.json["errors"][0]["code"] == "input_too_long"
     assert job.json["state"] == "partial"
     assert len(cut.json) == 2
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("name", ["instruct", "instruction"])
+async def test_the_task_may_be_said(served: Service, path: str, name: str) -> None:
+    """As SGLang and vLLM spell it, it is the job's ``instruction``; left out it is the model's."""
+    body = {**BODY, "model": "told"}
+    asked = [
+        {"items": DOCUMENTS, "query": BODY["query"], "model": "told", "activation": "model"} | extra
+        for extra in ({"instruction": "Find bread."}, {})
+    ]
+
+    answer = await served.post(path, body | {name: "Find bread."})
+    default = await served.post(path, body)
+    scores = [(await served.post("/v1/score", each)).json["scores"] for each in asked]
+    jobs = [await served.get(each.headers["Location"]) for each in (answer, default)]
+
+    for found, rows in zip((answer, default), scores, strict=True):
+        ranked = {each["index"]: each["relevance_score"] for each in found.json["results"]}
+        assert ranked == {index: row[1] for index, row in enumerate(rows)}
+    hashes = [job.json["receipt"]["instruction_hash"] for job in jobs]
+    assert hashes[0] != hashes[1]
+    assert scores[0] != scores[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param", "message"),
+    [
+        ("/v1/rerank", {"instruct": "x"}, "instruction", "takes no instruction"),
+        ("/v1/rerank", {"instruct": "x", "instruction": "x"}, "instruct", "either"),
+        ("/v1/rerank", {"instruct": "x" * 4097}, "instruct", "4096"),
+        ("/v2/rerank", {"instruction": 5}, "instruction", "str"),
+    ],
+)
+async def test_a_task_that_is_refused(
+    served: Service, path: str, extra: dict[str, Any], param: str, message: str
+) -> None:
+    """422 by name, where the model has no place for it or the body is wrong."""
+    answer = await served.post(path, {**BODY, **extra})
+
+    assert answer.status == 422
+    told = answer.json if path == "/v2/rerank" else answer.json["error"]
+    assert message in told["message"]
+    assert param in str(told)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ CAUSAL = _model(ScoringPath.CAUSAL, vocabulary=100)
 HALF = msgspec.structs.replace(CAUSAL, dtype="bfloat16")
 ONE_LABEL = _model(ScoringPath.CLASSIFICATION, label_count=1)
 BRANCHES = {"label_token_ids", "multi_token", "loglikelihood", "return_token_logprobs"}
+TOLD = _model(ScoringPath.CLASSIFICATION, label_count=2, instruction="")
 TWO_LABELS = _model(ScoringPath.CLASSIFICATION, label_count=2)
 
 
@@ -105,6 +106,8 @@ def test_a_bad_registry_file_is_refused(tmp_path: Path, text: str | None, fault:
         (HALF, {"determinism": Determinism.STRICT, "labels": ["x"]}, "determinism", "float32"),
         (TWO_LABELS, {"mode": Mode.LOGLIKELIHOOD}, "mode", "is for causal models"),
         (TWO_LABELS, {"multi_token": True}, "multi_token", "is for causal models"),
+        (TWO_LABELS, {"instruction": ""}, "instruction", "takes no instruction"),
+        (TOLD, {"items": [[1, 2]], "instruction": "x"}, "instruction", "is for text"),
         (ONE_LABEL, {"apply_softmax": True}, "apply_softmax", "sigmoid"),
         (ONE_LABEL, {"activation": Activation.SOFTMAX}, "activation", "constant 1.0"),
         (TWO_LABELS, {"return_token_logprobs": True}, "return_token_logprobs", "no token logprobs"),
@@ -115,7 +118,7 @@ def test_what_a_model_cannot_do_is_refused(
 ) -> None:
     """The refusal names the field and says what to do."""
     with pytest.raises(InvalidRequestError) as caught:
-        check_request(ScoreRequest(items=["a"], **fields), model)
+        check_request(ScoreRequest(**{"items": ["a"], **fields}), model)
 
     assert caught.value.param == param
     assert message in str(caught.value)
@@ -136,6 +139,7 @@ def test_what_a_model_cannot_do_is_refused(
         (ONE_LABEL, {}, 0),
         (ONE_LABEL, {"apply_softmax": True, "activation": Activation.SIGMOID}, 0),
         (TWO_LABELS, {"apply_softmax": True}, 0),
+        (TOLD, {"instruction": "x"}, 0),
         (TWO_LABELS, {"label_token_ids": [7]}, 1),
         (TWO_LABELS, {"labels": ["x"]}, 1),
     ],
@@ -150,10 +154,11 @@ def test_what_a_model_can_do_passes(
 @pytest.mark.parametrize(
     ("model", "refused"),
     [
-        (CAUSAL, {"activation"}),
-        (HALF, {"activation", "determinism"}),
-        (ONE_LABEL, {"apply_softmax", *BRANCHES}),
-        (TWO_LABELS, BRANCHES),
+        (CAUSAL, {"activation", "instruction"}),
+        (HALF, {"activation", "determinism", "instruction"}),
+        (ONE_LABEL, {"apply_softmax", "instruction", *BRANCHES}),
+        (TWO_LABELS, {"instruction", *BRANCHES}),
+        (TOLD, BRANCHES),
     ],
 )
 def test_what_a_model_refuses_is_found_by_asking(

@@ -19,7 +19,7 @@ from worker.engine.deterministic import SOURCE
 
 MODELS: dict[str, dict[str, Any]] = {
     "sentiment": {"source": SOURCE},
-    "judge": {"source": SOURCE, "path": "causal"},
+    "judge": {"source": SOURCE, "path": "causal", "instruction": "Judge."},
     "short": {"source": SOURCE, "max_tokens": 16},
     "later": {"source": SOURCE},
 }

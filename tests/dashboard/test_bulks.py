@@ -39,18 +39,22 @@ async def test_a_bulk_moves_before_the_readers_eyes(look: Look, stack: Stack) ->
     await sight.page.get_by_role("button", name="Resume").click()
     await sight.see("running")
     before = await sight.text(".panel strong")
+    asked: list[str] = []
+    sight.page.on("request", lambda request: asked.append(request.url))
     _, _, jobs = await stack.get(f"/v1/jobs?bulk={bulk_id}")
 
     worker = await stack.start_worker("--model=later")
     await stack.finish([jobs["data"][0]["id"]], timeout_s=120)
     await sight.see("900 of 900 lines · 100 %")
     await sight.see("completed")
+    read_again = [url for url in asked if url.endswith(f"/v1/bulks/{bulk_id}")]
     row = bulks.page.locator(f"tr[data-key={bulk_id}]")
     await row.get_by_text("900 / 900").wait_for()
     await stack.stop(worker)
     await sight.page.get_by_role("link", name="Its jobs").click()
     await sight.wait("document.querySelectorAll('tbody tr').length > 0")
 
+    assert read_again == []  # its stream says all
     assert before == "0 of 900 lines · 0 %"
     assert "<b>all</b>" in await row.inner_text()
     assert await sight.count("tbody tr") == len(jobs["data"]) > 1
@@ -85,6 +89,7 @@ async def test_the_playground_shows_scores_and_code_that_gives_the_same(
     sight = await look("playground")
     await sight.page.get_by_label("Model").select_option("judge")
     await sight.page.get_by_label("Query").fill('It\'s "so" \\ $HOME `x`')
+    await sight.page.get_by_label("Instruction").fill("It's {query}")
     await sight.page.get_by_label("Items, one").fill("Pâté 😀\nno 'quote' is \"safe\"")
     await sight.page.get_by_label("Labels").fill(" Yes| No| Maybe")
     await sight.page.get_by_role("button", name="Score").click()
@@ -98,6 +103,7 @@ async def test_the_playground_shows_scores_and_code_that_gives_the_same(
     from_curl = json.loads(await run("sh", "-c", curl, cwd=folder))["scores"]
     from_python = await run(sys.executable, "-c", python, cwd=folder)
 
+    assert "It's {query}" in python
     assert labels == ["Yes", "No", "Maybe"] * 2
     assert shown == pytest.approx([value for row in from_curl for value in row], abs=1e-4)
     printed = [float(number) for number in re.findall(r"\d\.\d+(?:e-\d+)?", from_python)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -53,7 +54,7 @@ class TestPresets:
         templated = scorer_of(QWEN, entry={"template": "qwen3-reranker"}).description
         plain = scorer_of(QWEN).description
 
-        assert plain.refusals.keys() == {"activation"}
+        assert plain.refusals.keys() == {"activation", "instruction"}
         assert templated.refusals.keys() == {"activation", "item_first", "loglikelihood"}
         assert "template" in templated.refusals["loglikelihood"]
 
@@ -91,7 +92,10 @@ class TestPresets:
         assert_close(np.sum(found.tensors["scores"]), 1.0, tolerance=1e-6)
 
     def test_instruction(self, scorer_of: Scorers) -> None:
-        """The entry's instruction replaces the preset's; mxbai's line exists only with one."""
+        """The entry's instruction replaces the preset's; mxbai's line exists only with one.
+
+        What looks like a field in it is text.
+        """
         qwen = scorer_of(QWEN, entry={"template": "qwen3-reranker", "instruction": "find films"})
         mxbai = scorer_of(QWEN, entry={"template": "mxbai-rerank-v2", "instruction": "find films"})
 
@@ -100,6 +104,73 @@ class TestPresets:
         assert (
             "user\ninstruction: find films\nquery: good\n" in mxbai.prompter.render(request)[0].text
         )
+        told = msgspec.structs.replace(request, instruction="a {query}")
+        assert "<Instruct>: a {query}\n<Query>: good\n" in qwen.prompter.render(told)[0].text
+        none = msgspec.structs.replace(request, instruction="")
+        assert "user\nquery: good\n" in mxbai.prompter.render(none)[0].text
+
+    def test_instruction_of_a_request(self, scorer_of: Scorers, reference_of: References) -> None:
+        """The prompt is the model card's with the request's task in it, written by hand here.
+
+        Equal whether it comes from the entry, the preset or the request; the receipt tells apart.
+        """
+        reference = reference_of(QWEN)
+        entry = {"template": "qwen3-reranker"}
+        scorer = scorer_of(QWEN, entry=entry)
+        asked = {"query": "good?", "items": ["a film", "bad sound"], "label_token_ids": [5, 9]}
+
+        found = score(scorer, **asked, instruction="Find what was liked")
+        own = score(scorer_of(QWEN, entry=entry | {"instruction": "Find what was liked"}), **asked)
+        default = score(scorer, **asked)
+        same = score(scorer, **asked, instruction=PRESETS["qwen3-reranker"].instruction)
+
+        prompts = [
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+            'Query and the Instruct provided. Note that the answer can only be "yes" or "no".'
+            "<|im_end|>\n<|im_start|>user\n<Instruct>: Find what was liked\n<Query>: good?\n"
+            f"<Document>: {item}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+            for item in asked["items"]
+        ]
+        expected = [
+            np.exp(reference.logprobs(reference.tokenizer(prompt).input_ids)[[5, 9]])
+            for prompt in prompts
+        ]
+        assert_close(found.tensors["scores"], expected, tolerance=1e-6)
+        assert_close(own.tensors["scores"], expected, tolerance=1e-6)
+        assert not np.allclose(np.asarray(default.tensors["scores"]), expected, atol=1e-4)
+        assert found.receipt["shared_prefix_items"] == 2
+        assert same.receipt == default.receipt
+        assert same.receipt["instruction_hash"] != found.receipt["instruction_hash"]
+        assert found.receipt["fingerprint"] != own.receipt["fingerprint"]
+
+    @pytest.mark.parametrize(
+        "entry", [{}, {"template": "bge-reranker-v2-gemma"}, {"template": "{query} {item}"}]
+    )
+    def test_no_place_for_an_instruction(self, entry: dict[str, str], scorer_of: Scorers) -> None:
+        """A request's is refused by name, an entry's at load, and no receipt speaks of one."""
+        scorer = scorer_of(QWEN, entry=entry)
+        asked = {"query": "q", "items": ["a"], "label_token_ids": [5]}
+
+        with pytest.raises(InvalidRequestError, match="takes no instruction") as caught:
+            score(scorer, **asked, instruction="judge")
+        assert caught.value.param == "instruction"
+        with pytest.raises(ModelLoadError, match="told nowhere"):
+            scorer_of(QWEN, entry=entry | {"instruction": "judge"})
+        assert "instruction_hash" not in score(scorer, **asked).receipt
+        assert scorer.description.instruction is None
+
+    def test_a_long_instruction_is_never_cut(self, scorer_of: Scorers) -> None:
+        """Only the document gives way; where that is not enough the item fails, with numbers."""
+        scorer = scorer_of(QWEN, entry={"template": "qwen3-reranker", "max_tokens": 400})
+        asked = {"query": "q", "items": ["the end " * 300], "label_token_ids": [5]}
+        told = "keep this " * 5
+
+        kept = scorer.prepare(make_request(**asked, truncation="item", instruction=told))
+        failed = scorer.prepare(make_request(**asked, truncation="item", instruction=told * 12))
+
+        assert f": {told}\n" in scorer.prompter.tokenizer.decode(kept.sequences[0].ids)
+        assert failed.items[0].error is not None
+        assert failed.items[0].error.code == "input_too_long"
 
     def test_suffix_is_kept(self, scorer_of: Scorers) -> None:
         """Of a document far over the limit only the document is cut: query and suffix stay."""
@@ -156,6 +227,30 @@ class TestChatTemplates:
 
         assert rendered.text == "<s>[user]rate: i for q[/][assistant]"
         assert rendered.shared == "<s>[user]rate: "
+
+    @pytest.mark.parametrize(
+        ("chat", "taken"),
+        [
+            (CHAT, True),
+            ("{{ messages[-1].content }}", False),
+            (
+                "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+                "{{ messages[0].content }}",
+                False,
+            ),
+        ],
+        ids=["system", "dropped", "refused"],
+    )
+    def test_instruction_of_a_request(self, chat: str, *, taken: bool, scorer_of: Scorers) -> None:
+        """It is the system's message, where the tokenizer's template has one."""
+        scorer = scorer_of(LLAMA, entry={"chat_template": True}, tokenizer={"chat_template": chat})
+
+        assert (scorer.description.instruction is None) is not taken
+        if taken:
+            request = make_request(query="q", items=["i"], labels=["a"], instruction="rate it")
+            (rendered,) = scorer.prompter.render(request)
+            assert "rate it" in rendered.text
+            assert rendered.shared.endswith("q")
 
     def test_tokenizer_without_one(self, scorer_of: Scorers) -> None:
         """chat_template = true needs one."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,16 @@ def test_score_sends_every_option(
     code = main(
         [
             *("score", "--url", url, "--json", "--query", "q", "--label", " yes"),
-            *("--label-token-id", "7", "--activation", "none", "--truncation", "item"),
+            *(
+                "--instruction",
+                "rate it",
+                "--label-token-id",
+                "7",
+                "--activation",
+                "none",
+                "--truncation",
+                "item",
+            ),
             *("--webhook", "https://x.example/", "--hidden-states", str(file), "a"),
         ]
     )
@@ -80,6 +90,7 @@ def test_score_sends_every_option(
     assert script.calls[0].json == {
         "items": ["a"],
         "query": "q",
+        "instruction": "rate it",
         "labels": [" yes"],
         "label_token_ids": [7],
         "activation": "none",
@@ -276,6 +287,57 @@ def test_up_and_demo_get_their_options(
     assert (asked[0].models, asked[0].port) == (["a=b"], 0)
     assert asked[1:] == [tmp_path / "scorekeep" / "demo", tmp_path / "c"]
     assert capsys.readouterr().out == "a line\n"
+
+
+def test_a_file_that_is_not_there_is_code_2(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence with its name, and no traceback."""
+    missing = str(tmp_path / "corpus.jsonl")
+
+    assert main(["bulk", "submit", missing, "--url", url]) == 2
+    assert capsys.readouterr().err == f"scorekeep: {missing}: No such file or directory\n"
+
+
+def test_another_fault_of_the_system_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what names a file is the user's."""
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(cli, "run_demo", fail)
+
+    with pytest.raises(OSError, match="Input/output"):
+        main(["demo"])
+
+
+def test_a_reader_that_stops_is_code_141() -> None:
+    """As in ``scorekeep completion bash | head -1``: quietly."""
+    command = [sys.executable, "-m", "scorekeep", "completion", "bash"]
+    with subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as ended:
+        assert ended.stdout is not None
+        assert ended.stderr is not None
+        ended.stdout.close()
+        told = ended.stderr.read()
+
+    assert (ended.wait(), told) == (128 + signal.SIGPIPE, b"")
+
+
+def test_no_service_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """4, and how to start one."""
+    assert main(["jobs", "list", "--url", "http://127.0.0.1:1"]) == 4
+    assert "scorekeep up starts one" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"scorekeep {version('scorekeep')}\n"
 
 
 def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

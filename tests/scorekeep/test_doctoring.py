@@ -14,6 +14,7 @@ from contract.findings import Finding
 from scorekeep import doctoring
 from scorekeep.cli import main
 from scorekeep.completion import SHELLS
+from storage import checkup
 from storage.backup import restore_backup, take_backup
 from storage.migrating import migrate
 from tests.scorekeep.scripted import Script
@@ -82,6 +83,34 @@ def test_what_is_wrong_comes_with_what_to_do(
     assert "holds no config.json" in told
     assert "/nowhere is no folder here" in told
     assert "taken for a hub id" in told
+
+
+def test_a_check_that_dies_without_a_word(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code is said then."""
+    monkeypatch.setattr(doctoring, "CHECKUP", (sys.executable, "-c", "import os; os._exit(9)"))
+
+    code = main(["doctor", "--data", str(data), "--json"])
+
+    (sql,) = [e for e in json.loads(capsys.readouterr().out)["findings"] if e["part"] == "sql"]
+    assert (code, sql["detail"]) == (1, "the check ended with code 9")
+
+
+def test_the_checkup_ends_without_the_interpreters_end(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is written by then; code 0. The interpreter's end aborted one of five."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setenv("SCOREKEEP_DATA_DIR", str(data))
+
+    checkup.main()
+
+    found = {each["part"]: each["ok"] for each in json.loads(capsys.readouterr().out)}
+    assert ended == [0]
+    assert found["sql"]
+    assert found["blobs"]
 
 
 def test_no_database_is_made(

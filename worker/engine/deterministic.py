@@ -23,7 +23,7 @@ from contract.models import (
 )
 from contract.scores import Activation, ItemError, ScoreRequest, TokenCounts, Truncation
 from worker.engine.pairing import prepare_each_query
-from worker.engine.results import choose_activation, finish_job
+from worker.engine.results import choose_activation, describe_instruction, finish_job
 from worker.engine.seam import (
     Budget,
     Floats,
@@ -63,6 +63,7 @@ class DeterministicScorer:
             device="cpu",
             pooling="last",
             head="hash",
+            instruction=config.instruction,
             default_activation=None if causal else Activation.SOFTMAX,
             hidden_states="numbers made from a hash of the input",
             fingerprint=_fingerprint(name, config),
@@ -79,6 +80,8 @@ class DeterministicScorer:
             return prepare_each_query(request, self.prepare, within_s=within_s)
         model = self._description
         warnings = check_request(request, model)
+        if request.instruction is None and model.instruction:
+            request = msgspec.structs.replace(request, instruction=model.instruction)
         request = settle_activation(request, model)
         causal = model.path is ScoringPath.CAUSAL
         names: list[Any] = [*model.labels]
@@ -112,6 +115,7 @@ class DeterministicScorer:
         """See ``Scorer``."""
         model = self._description
         receipt: dict[str, Any] = {
+            **describe_instruction(prepared.request, model),
             "model": model.name,
             "source": SOURCE,
             "architecture": model.architecture,
@@ -155,6 +159,7 @@ def _join(request: ScoreRequest, item: object) -> Ids:
     if isinstance(item, str):
         query = request.query or ""
         text = f"{item}{query}" if request.item_first else f"{query}{item}"
+        text = f"{request.instruction or ''}{text}"
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     given = request.query if isinstance(request.query, list) else []
     own = item if isinstance(item, list) else []

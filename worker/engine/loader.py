@@ -213,6 +213,7 @@ def _describe(
         pooling=str(examined.pooling),
         head=examined.network.head.name,
         pair=pair if config.pair is None else config.pair,
+        instruction=template.instruction if template and template.instructed else None,
         default_activation=None if causal else _find_activation(model, len(labels)),
         hidden_states=f"last layer, after its final norm: {position}",
         refusals=examined.refusals,

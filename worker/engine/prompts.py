@@ -106,7 +106,7 @@ class Prompter:
         """Yield the request in parts of some items each, in order; none for one without items."""
         items = request.item_list
         begin = size = 0
-        around = len(request.query or "")
+        around = len(request.query or "") + len(request.instruction or "")
         for index, item in enumerate(items):
             size += around + len(item)
             if size >= _CHUNK_CHARACTERS or index - begin + 1 >= _CHUNK_ITEMS:
@@ -121,7 +121,7 @@ class Prompter:
         several = not isinstance(request.items, str) and len(request.items) > 1
         if not several or not isinstance(query, str) or len(query) < _HEAD or self.pair:
             return None
-        rendered = self._arrange(query, "", item_first=request.item_first)
+        rendered = self._arrange(request, query, "")
         begin, end = next((one.begin, one.end) for one in rendered.spans if not one.part)
         if request.item_first or end > len(rendered.shared):
             return None
@@ -136,7 +136,7 @@ class Prompter:
         """Return the text of every text item together with the query."""
         query = request.query if isinstance(request.query, str) else ""
         return [
-            self._arrange(query, item, item_first=request.item_first)
+            self._arrange(request, query, item)
             for item in request.item_list
             if isinstance(item, str)
         ]
@@ -200,7 +200,7 @@ class Prompter:
         query, items = request.query, request.item_list
         if isinstance(query, list) or not items or isinstance(items[0], list):
             return query if isinstance(query, list) else []
-        return self._arrange(query or "", "", item_first=request.item_first).shared
+        return self._arrange(request, query or "", "").shared
 
     def _encode_open(self, text: str) -> Ids:
         """Return the ids of ``text`` as a beginning: without a closing special token."""
@@ -227,9 +227,10 @@ class Prompter:
         types = None if encoded.types is None else np.delete(encoded.types, cut)
         return Encoded(kept, types), TokenCounts(given, len(kept), len(cut))
 
-    def _arrange(self, query: str, item: str, *, item_first: bool) -> Rendered:
+    def _arrange(self, request: ScoreRequest, query: str, item: str) -> Rendered:
         if self.template is not None:
-            return self.template.render(query, item)
+            return self.template.render(query, item, request.instruction)
+        item_first = request.item_first
         first, second = (item, query) if item_first else (query, item)
         if self.pair and query:
             return Rendered(first, (), pair=second)

@@ -11,7 +11,8 @@ from contract.models import ModelConfig, ModelDescription, ScoringPath
 from contract.scores import Mode, ScoreRequest
 from worker.engine.prompts import Prompter
 from worker.engine.registry import Checkpoint
-from worker.engine.results import choose_activation
+from worker.engine.results import choose_activation, describe_instruction
+from worker.engine.templates import Template
 
 __all__ = ["describe_model", "make_receipt"]
 
@@ -32,7 +33,7 @@ def describe_model(
         "attention": model.attention,
         "tokenizer": _hash(prompter.tokenizer.backend_tokenizer.to_str()),
         "template": None if template is None else template.name,
-        "template_hash": None if template is None else _hash("".join(template.pieces)),
+        "template_hash": None if template is None else _hash(_join(template)),
         "path": str(model.path),
         "pooling": model.pooling,
         "head": model.head,
@@ -41,9 +42,10 @@ def describe_model(
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
-    # The configuration too: what it says of instructions or adapters is not listed one by one.
+    # The configuration too: what it says of adapters, say, is not listed one by one.
     config_json = msgspec.json.encode(config, order="sorted").decode()
-    return receipt | {"fingerprint": _hash(repr(sorted(receipt.items())) + config_json)}
+    told = model.instruction or ""  # a preset's own is not in the configuration
+    return receipt | {"fingerprint": _hash(repr(sorted(receipt.items())) + config_json + told)}
 
 
 def make_receipt(
@@ -59,14 +61,23 @@ def make_receipt(
         activation = str(choose_activation(request, model))
     else:
         activation = "label_softmax" if request.apply_softmax else "vocabulary_softmax"
-    return base | {
-        "activation": activation,
-        "temperature": request.temperature,
-        "labels": labels,
-        "item_first": request.item_first,
-        "truncation": str(request.truncation),
-        "determinism": None if request.determinism is None else str(request.determinism),
-    }
+    return (
+        base
+        | describe_instruction(request, model)
+        | {
+            "activation": activation,
+            "temperature": request.temperature,
+            "labels": labels,
+            "item_first": request.item_first,
+            "truncation": str(request.truncation),
+            "determinism": None if request.determinism is None else str(request.determinism),
+        }
+    )
+
+
+def _join(template: Template) -> str:
+    """Return a template's words, and those that it has around an instruction."""
+    return "".join(template.pieces) + "\0".join(("", *template.instructed))
 
 
 def _hash(text: str | None) -> str | None:

@@ -4,6 +4,7 @@ A score is never invented: an item without a reading, or with one that is not fi
 of that item, and its row is NaN in every tensor. Nothing here loads torch.
 """
 
+import hashlib
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from worker.engine.seam import Floats, JobScores, PreparedItem, PreparedJob, Rea
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["choose_activation", "finish_job"]
+__all__ = ["choose_activation", "describe_instruction", "finish_job"]
 
 _NAN = float("nan")
 
@@ -30,6 +31,17 @@ def choose_activation(request: ScoreRequest, model: ModelDescription) -> Activat
     if request.activation == Activation.MODEL:
         return model.default_activation or Activation.NONE
     return request.activation
+
+
+def describe_instruction(request: ScoreRequest, model: ModelDescription) -> dict[str, str]:
+    """Return what a receipt says of the instruction: its hash, where the model is told one.
+
+    Receipts outlive the jobs, which hold the text.
+    """
+    told = model.instruction if request.instruction is None else request.instruction
+    if told is None:
+        return {}
+    return {"instruction_hash": f"sha256:{hashlib.sha256(told.encode()).hexdigest()}"}
 
 
 def finish_job(

@@ -7,6 +7,8 @@ places of query and item in it are kept, so that only they can ever be cut.
 import re
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
+
 from contract.errors import ModelLoadError
 from contract.models import ModelConfig
 from worker.engine.foreign import Tokenizer
@@ -18,17 +20,22 @@ NONE = "none"
 
 _FIELD = re.compile(r"\{(query|item|instruction)\}")
 #: stand in for query and item while a chat template is rendered once
-_MARKS = {"query": "\ue000query\ue001", "item": "\ue000item\ue001"}
+_MARKS = {name: f"\ue000{name}\ue001" for name in ("query", "item", "instruction")}
+_INSTRUCTION = "{instruction}"
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A reranker whose model card demands a template; ``pattern`` recognises its name."""
+    """A reranker whose model card demands a template; ``pattern`` recognises its name.
+
+    ``line`` is how an instruction stands in ``text``, which without one has nothing in its place.
+    """
 
     pattern: str
     text: str
     instruction: str
     labels: tuple[str, ...]
+    line: str = _INSTRUCTION
 
 
 PRESETS: dict[str, Preset] = {
@@ -55,6 +62,7 @@ PRESETS: dict[str, Preset] = {
         ),
         instruction="",
         labels=("1", "0"),
+        line="instruction: {instruction}\n",
     ),
     "bge-reranker-v2-gemma": Preset(
         pattern=r"bge-reranker-v2-gemma",
@@ -94,21 +102,29 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Literals and fields in order. ``labels`` are a preset's own, ``name`` is for the receipt."""
+    """Literals and fields in order: ``pieces``, and ``instructed`` where there is an instruction.
+
+    ``instructed`` is empty where none is taken; ``instruction`` stands where a request brings none.
+    ``labels`` are a preset's own, ``name`` is for the receipt.
+    """
 
     name: str
     pieces: tuple[str, ...]
     labels: tuple[str, ...] = ()
+    instructed: tuple[str, ...] = ()
+    instruction: str = ""
 
-    def render(self, query: str, item: str) -> Rendered:
-        """Fill in query and item."""
+    def render(self, query: str, item: str, instruction: str | None = None) -> Rendered:
+        """Fill in query, item and instruction."""
+        told = self.instruction if instruction is None else instruction
+        given = {"{query}": query, "{item}": item, _INSTRUCTION: told}
         text = ""
         spans = []
-        for piece in self.pieces:
-            given = {"{query}": query, "{item}": item}.get(piece)
-            if given is not None:
-                spans.append(Span(len(text), len(text) + len(given), int(piece == "{item}")))
-            text += piece if given is None else given
+        for piece in self.instructed if told and self.instructed else self.pieces:
+            filled = given.get(piece, piece)
+            if piece in {"{query}", "{item}"}:
+                spans.append(Span(len(text), len(text) + len(filled), int(piece == "{item}")))
+            text += filled
         return Rendered(text, tuple(spans))
 
 
@@ -120,10 +136,10 @@ def find_template(
     ``names`` are what the checkpoint is called. Raises ``ModelLoadError`` for a template without
     its fields, and for a reranker that demands one while the entry says nothing.
     """
-    if config.template is None and not config.chat_template:
-        _check_demand(name, names)
-        return None
-    if config.template == NONE and not config.chat_template:
+    if config.template in {None, NONE} and not config.chat_template:
+        if config.template is None:
+            _check_demand(name, names)
+        _check_place(name, config.instruction)
         return None
     preset = PRESETS.get(config.template or "")
     text = "{query}{item}" if config.template in {None, NONE} else config.template or ""
@@ -135,42 +151,71 @@ def find_template(
             "text that holds {item}"
         )
         raise ModelLoadError(message)
-    text = text.replace("{instruction}", _choose_instruction(config, preset))
     if config.chat_template and preset is None:
-        text = _render_chat(name, config, tokenizer, text)
-    pieces = tuple(
-        f"{{{part}}}" if index % 2 else part for index, part in enumerate(_FIELD.split(text))
-    )
+        plain, instructed = _render_chats(name, tokenizer, text)
+    else:
+        line = preset.line if preset else _INSTRUCTION
+        plain, instructed = text.replace(_INSTRUCTION, ""), text.replace(_INSTRUCTION, line)
+    if _INSTRUCTION not in instructed:
+        instructed = ""
+    default = preset.instruction if preset else ""
+    chosen = default if config.instruction is None else config.instruction
+    if not instructed:
+        _check_place(name, chosen)
     label = config.template if preset else "chat" if config.chat_template else "own"
     return Template(
         name=str(label),
-        pieces=tuple(piece for piece in pieces if piece),
+        pieces=_split(plain),
         labels=preset.labels if preset else (),
+        instructed=_split(instructed),
+        instruction=chosen,
     )
 
 
-def _choose_instruction(config: ModelConfig, preset: Preset | None) -> str:
-    default = preset.instruction if preset else ""
-    chosen = default if config.instruction is None else config.instruction
-    if config.template == "mxbai-rerank-v2" and chosen:
-        return f"instruction: {chosen}\n"  # its model card writes the line only where there is one
-    return chosen
+def _split(text: str) -> tuple[str, ...]:
+    parts = enumerate(_FIELD.split(text))
+    return tuple(f"{{{part}}}" if index % 2 else part for index, part in parts if part)
 
 
-def _render_chat(name: str, config: ModelConfig, tokenizer: Tokenizer, text: str) -> str:
+def _render_chats(name: str, tokenizer: Tokenizer, text: str) -> tuple[str, str]:
+    """Return the conversation without an instruction, and with one where it can be told.
+
+    The instruction is the system's message unless the text has a place for it.
+    """
     if tokenizer.chat_template is None:
         message = f"{name}: chat_template = true, but the tokenizer has no chat template"
         raise ModelLoadError(message)
-    content = _FIELD.sub(lambda found: _MARKS[found.group(1)], text)
-    messages = [{"role": "user", "content": content}]
-    if config.instruction and "{instruction}" not in (config.template or ""):
-        messages.insert(0, {"role": "system", "content": config.instruction})
+    user = {"role": "user", "content": text.replace(_INSTRUCTION, "")}
+    plain = _render_chat(tokenizer, [user])
+    if _INSTRUCTION in text:
+        return plain, _render_chat(tokenizer, [{"role": "user", "content": text}])
+    try:
+        told = _render_chat(tokenizer, [{"role": "system", "content": _INSTRUCTION}, user])
+    except TemplateError:  # some refuse messages of the system
+        told = ""
+    return plain, told
+
+
+def _render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+    marked = [
+        {**message, "content": _FIELD.sub(lambda found: _MARKS[found[1]], message["content"])}
+        for message in messages
+    ]
     rendered: str = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
+        marked, tokenize=False, add_generation_prompt=True
     )
     for field, mark in _MARKS.items():
         rendered = rendered.replace(mark, f"{{{field}}}")
     return rendered
+
+
+def _check_place(name: str, instruction: str | None) -> None:
+    if instruction:
+        message = (
+            f'{name}: instruction = "{instruction}" is told nowhere: its template has no '
+            "{instruction}, and no chat template takes it"
+        )
+        raise ModelLoadError(message)
 
 
 def _check_demand(name: str, names: tuple[str, ...]) -> None:

@@ -5,8 +5,8 @@
 
 import { ApiError, getJson, send } from "../api.js";
 import { h, say, show } from "../dom.js";
+import { followStream } from "../following.js";
 import * as format from "../format.js";
-import { watchClock } from "../live.js";
 import { errorNotice, facts, metadataMarks, moment, number, row, stateMark, table } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { endedLines, progressBar } from "./bulks.js";
@@ -20,6 +20,7 @@ export function bulkPage({ root, id, signal }) {
   let refused = null;
   /** @type {import("../reading.js").Read<{bulk: any, events: any[]}> | null} */
   let last = null;
+  let following = false;
   const redraw = () => last && draw(root, id, last, refused);
   const again = keepReading({
     signal,
@@ -30,9 +31,25 @@ export function bulkPage({ root, id, signal }) {
     draw: (read) => {
       last = read;
       redraw();
+      if (!following && read.value !== null && !ENDED.has(read.value.bulk.state)) follow();
     },
   });
-  watchClock(() => last?.error === null && !ENDED.has(last.value?.bulk.state) && again(), signal);
+
+  async function follow() {
+    following = true;
+    await followStream({ path: `${path}/events`, take, fail: again, signal });
+    following = false;
+  }
+  /** @param {import("../stream.js").Message} message */
+  function take(message) {
+    const said = JSON.parse(message.data);
+    const known = last?.value;
+    if (!known) return false;
+    if (message.event === "bulk.state") known.bulk = said;
+    else if (!known.events.some(({ id }) => id === said.id)) known.events.push(said);
+    redraw();
+    return message.event === "bulk.state" && ENDED.has(said.state);
+  }
 
   root.addEventListener("click", async (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-action]") : null;

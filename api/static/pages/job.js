@@ -6,11 +6,11 @@
 import { ApiError, getJson, send } from "../api.js";
 import { h, say, show } from "../dom.js";
 import * as format from "../format.js";
-import { sleep, watchClock, watchWork } from "../live.js";
+import { followStream } from "../following.js";
+import { watchClock, watchWork } from "../live.js";
 import { errorNotice, facts, idLink, metadataMarks, moment, shareBar, stateMark } from "../parts.js";
 import { keepReading } from "../reading.js";
 import { results } from "../results.js";
-import { readMessages } from "../stream.js";
 import { deliveries, timeline } from "../timeline.js";
 
 const ENDED = new Set(["succeeded", "partial", "failed", "cancelled", "expired"]);
@@ -53,7 +53,15 @@ export function jobPage({ root, id, signal }) {
   }
   async function followOnce() {
     following = true;
-    await follow(path, again, signal);
+    await followStream({
+      path: `${path}/events`,
+      take: (message) => {
+        again();
+        return message.id !== "" || ENDED.has(JSON.parse(message.data).state);
+      },
+      fail: again,
+      signal,
+    });
     following = false;
   }
 
@@ -71,31 +79,6 @@ export function jobPage({ root, id, signal }) {
     redraw();
     again();
   });
-}
-
-/**
- * Read anew at each of the job's events, until it has ended.
- * @param {string} path
- * @param {() => void} again
- * @param {AbortSignal} signal
- */
-async function follow(path, again, signal) {
-  let lastId = "";
-  while (!signal.aborted) {
-    try {
-      for await (const message of readMessages(`${path}/events`, { signal, lastId })) {
-        lastId = message.id || lastId;
-        again();
-        if (message.id !== "") return;
-        const state = JSON.parse(message.data).state;
-        if (ENDED.has(state)) return;
-      }
-      return;
-    } catch (error) {
-      if (signal.aborted || !(error instanceof ApiError ? error.isPassing : true)) return;
-      await sleep(2000, signal);
-    }
-  }
 }
 
 /**

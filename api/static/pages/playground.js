@@ -65,12 +65,14 @@ function chosen(form, models) {
 function fillForm(form, models) {
   const model = chosen(form, models);
   const isCausal = model?.description?.path === "causal";
+  const told = model?.description?.instruction;
   const options = models.map((one) => h("option", { value: one.id, selected: one.id === model?.id }, one.state === "ready" ? one.id : `${one.id} (${one.state})`));
   show(
     form,
     h("label", { class: "field", "data-key": "model" }, "Model", h("select", { name: "model" }, options)),
     model && model.state !== "ready" && h("p", { class: "warn-text" }, `${model.id} is ${model.state}: the job waits until it is served.`),
     h("label", { class: "field", "data-key": "query" }, isCausal ? "Query: what stands before each item" : "Query (optional): shared by all items", h("textarea", { name: "query", rows: 2, spellcheck: "false" })),
+    typeof told === "string" && h("label", { class: "field", "data-key": "instruction" }, "Instruction: the task (optional)", h("textarea", { name: "instruction", rows: 2, maxlength: 4096, placeholder: told })),
     h("label", { class: "field", "data-key": "items" }, "Items, one on each line", h("textarea", { name: "items", rows: 6, required: true }, EXAMPLE)),
     isCausal && h("label", { class: "field", "data-key": "labels" }, "Labels, separated by | (spaces count)", h("input", { name: "labels", value: " Yes| No", autocomplete: "off" })),
     h(
@@ -97,6 +99,7 @@ function bodyOf(form, models) {
   const model = chosen(form, models);
   if (model) body.model = model.id;
   if (text("query").trim() !== "") body.query = text("query");
+  if (text("instruction").trim() !== "") body.instruction = text("instruction");
   if (values.has("labels")) body.labels = text("labels").split("|").filter((label) => label !== "");
   if (values.has("apply_softmax")) body.apply_softmax = true;
   if (values.has("return_pooled_hidden_states")) body.return_pooled_hidden_states = true;
