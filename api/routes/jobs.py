@@ -10,14 +10,21 @@ from aiohttp import web
 from api.bodies import check_plain_text, parse_large_body, read_body, run_for
 from api.bulk.access import parse_bulk_id
 from api.idempotency import IdempotencyKey, is_known
-from api.job_access import applied, await_end, find_job, parse_job_id, submit
+from api.job_access import (
+    applied,
+    await_end,
+    find_job,
+    find_job_at_end,
+    parse_job_id,
+    submit,
+)
 from api.limits import GATE
 from api.negotiation import JSON
 from api.pages import answer_page, parse_cursor, parse_limit
 from api.preferences import parse_preferences
 from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
-from api.state import BLOBS, DATABASE, QUEUE, SETTINGS, WAITERS, tenant_of
+from api.state import BLOBS, DATABASE, QUEUE, READS, SETTINGS, WAITERS, tenant_of
 from api.submission import request_key
 from contract.errors import GoneError, InvalidRequestError, NoCapacityError, OverloadedError
 from contract.jobs import TERMINAL, JobState, Lane
@@ -64,9 +71,7 @@ async def post_job(request: web.Request) -> web.StreamResponse:
 async def get_job(request: web.Request) -> web.StreamResponse:
     """Show a job; ``?wait=N`` answers at its end or after N seconds."""
     wait_s = _parse_wait(request.query.get("wait"))
-    row = await find_job(request)
-    if wait_s and row.state not in TERMINAL:
-        row = await await_end(request, row, wait_s)
+    row = await (find_job_at_end(request, wait_s) if wait_s else find_job(request))
     raw, history = await _read_beside(request, row)
     receipt = None if raw is None else msgspec.json.decode(raw)
     body = msgspec.json.encode(render_job(request, row, receipt=receipt, history=history))
@@ -85,11 +90,14 @@ async def _read_beside(
     was_tried_before = row.attempt > 1 or row.crash_count > 0 or row.error_count > 0
     if row.receipt_hash is None and not was_tried_before:
         return None, []
-    async with request.app[DATABASE].snapshot() as tx:
+
+    async def look(tx: Transaction) -> tuple[bytes | None, list[attempts.AttemptRow]]:
         raw = None
         if row.receipt_hash is not None:
             raw = await receipts.get_receipt(tx, row.receipt_hash)
         return raw, await attempts.list_attempts(tx, row.id) if was_tried_before else []
+
+    return await request.app[READS].read(("beside", row.tenant, row.id, row.version), look)
 
 
 async def get_request(request: web.Request) -> web.StreamResponse:
