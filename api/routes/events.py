@@ -19,7 +19,7 @@ from storage.database import Transaction
 from storage.events import EventRow
 from storage.jobs import JobRow
 
-__all__ = ["KEEP_ALIVE_S", "add_routes"]
+__all__ = ["KEEP_ALIVE_S", "add_routes", "parse_last_id"]
 
 #: How often a comment is sent, so that no proxy takes the stream for dead.
 KEEP_ALIVE_S = web.AppKey("keep_alive_s", float)
@@ -34,7 +34,7 @@ def add_routes(app: web.Application) -> None:
 
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Stream the events after ``Last-Event-ID``; end with the job. 204 tells readers to stop."""
-    seen = _parse_last_id(request)
+    seen = parse_last_id(request.headers.get("Last-Event-ID", ""))
     row = await find_job(request)
     waiters = request.app[WAITERS]
     with waiters.watch(row.id) as ended:
@@ -104,6 +104,6 @@ def _render_event(request: web.Request, row: JobRow, event: EventRow) -> bytes:
     return head + msgspec.json.encode(body) + b"\n\n"
 
 
-def _parse_last_id(request: web.Request) -> int:
-    text = request.headers.get("Last-Event-ID", "")
+def parse_last_id(text: str) -> int:
+    """Return the sequence that a reader has seen: none where ``text`` is no number of ours."""
     return int(text) if _SEQUENCE.fullmatch(text) else 0
