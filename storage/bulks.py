@@ -337,8 +337,7 @@ INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata,
     total_lines, refused_lines, ingested_lines, ingested_items, indexed_lines, attempt,
     created_at, deadline_at, webhook_url, webhook_events)
 VALUES (:id, :tenant, :kind, 'validating', :endpoint, :source, :options, :metadata, :key,
-    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s,
-    :webhook_url, :webhook_events)
+    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s, :webhook_url, :webhook_events)
 ON CONFLICT (tenant, key) DO NOTHING RETURNING id
 """
 
