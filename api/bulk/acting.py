@@ -4,13 +4,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from api.bodies import read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id
 from api.bulk.retrying import retry_bulk
 from api.bulk.settings import parse_options
 from api.limits import check_open_bulks, find_bulk_fault
-from api.replays import REPLAYED, act_once, find_made
-from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
+from api.replays import REPLAYED, act_once, find_made, read_key
+from api.state import DATABASE, QUEUE, tenant_of
 from contract.bulks import ENDED_BULKS
 from contract.errors import ConflictError
 from storage import bulks
@@ -31,14 +30,13 @@ async def act_on_bulk(
 ) -> tuple[BulkRow, dict[str, str]]:
     """Change the bulk that the path names; return it as it is then, and the answer's headers."""
     bulk_id, tenant = parse_bulk_id(request.match_info["id"]), tenant_of(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-
+    key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
 
         async def act() -> str:
             return (await change(tx, tenant, bulk_id)).id
 
-        _, headers = await act_once(request, tx, body, act)
+        _, headers = await act_once(tx, tenant, key, act)
         row = await bulks.get_bulk(tx, tenant, bulk_id)
     request.app[BULKS].wake()
     return row, headers
@@ -50,9 +48,8 @@ async def retry_once(request: web.Request) -> tuple[BulkRow, dict[str, str]]:
     The key is bound, and the tenant's open bulks are counted, in the transaction that opens the
     bulk again. Raises ``ConflictError`` where it has not ended or has no such item.
     """
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    row = await find_bulk(request)
-    if await find_made(request, body) is not None:
+    key, row = await read_key(request), await find_bulk(request)
+    if await find_made(request, key) is not None:
         return row, REPLAYED
     if row.state not in ENDED_BULKS:
         message = f"bulk {row.id} is {row.state.value}; retry it once it has ended"
@@ -64,7 +61,7 @@ async def retry_once(request: web.Request) -> tuple[BulkRow, dict[str, str]]:
             await check_open_bulks(request, tx, fault)
             return row.id
 
-        _, headers = await act_once(request, tx, body, act)
+        _, headers = await act_once(tx, row.tenant, key, act)
         if headers:
             raise _ReplayedError
 
@@ -73,7 +70,7 @@ async def retry_once(request: web.Request) -> tuple[BulkRow, dict[str, str]]:
     except _ReplayedError:
         return await find_bulk(request), REPLAYED
     if not count:
-        if await find_made(request, body) is not None:  # another with this key was faster
+        if await find_made(request, key) is not None:  # another with this key was faster
             return await find_bulk(request), REPLAYED
         message = f"bulk {row.id} has no item to be retried"
         raise ConflictError(message)

@@ -8,9 +8,10 @@ from api.bodies import json_response, parse_body, read_body
 from api.bulk.access import find_bulk
 from api.job_access import find_job
 from api.pages import answer_page, parse_cursor, parse_limit
-from api.replays import act_once
+from api.replays import act_once, read_key
 from api.routes.webhooks import parse_endpoint_id
 from api.state import DATABASE, SETTINGS, tenant_of
+from api.submission import request_key
 from api.webhook_rendering import render_delivery
 from contract.endpoints import RedeliveryRequest
 from contract.errors import InvalidRequestError, NotFoundError
@@ -66,13 +67,13 @@ async def get_delivery(request: web.Request) -> web.StreamResponse:
 async def post_redeliver(request: web.Request) -> web.StreamResponse:
     """Send one again, now, whatever became of it; the event keeps its id."""
     delivery_id, tenant = _parse_id(request), tenant_of(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
 
         async def redeliver() -> str:
             return (await delivery_log.redeliver(tx, tenant, delivery_id)).id
 
-        _, headers = await act_once(request, tx, body, redeliver)
+        _, headers = await act_once(tx, tenant, key, redeliver)
         row = await delivery_log.get_delivery(tx, tenant, delivery_id)
     return json_response(render_delivery(row), status=202, headers=headers)
 
@@ -95,7 +96,7 @@ async def post_redeliver_range(request: web.Request) -> web.StreamResponse:
         async def redeliver() -> str:
             return str(await delivery_log.redeliver_range(tx, tenant, selected))
 
-        made, headers = await act_once(request, tx, body, redeliver)
+        made, headers = await act_once(tx, tenant, request_key(request, body), redeliver)
     told = {"object": "redelivery", "count": int(made)}
     return json_response(told, status=202, headers=headers)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, parse_large_body, read_body, run_for
+from api.bodies import check_plain_text, parse_large_body, read_body
 from api.bulk.access import parse_bulk_id
 from api.idempotency import IdempotencyKey, is_known
 from api.job_access import (
@@ -24,12 +24,12 @@ from api.pages import answer_page, parse_cursor, parse_limit
 from api.preferences import parse_preferences
 from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
+from api.replays import act_once, read_key
 from api.state import BLOBS, DATABASE, QUEUE, READS, SETTINGS, WAITERS, tenant_of
-from api.submission import request_key
 from contract.errors import GoneError, InvalidRequestError, NoCapacityError, OverloadedError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
-from storage import attempts, forgetting, idempotency, jobs, outcomes, receipts
+from storage import attempts, forgetting, jobs, outcomes, receipts
 from storage.database import Transaction
 from storage.jobs import JobRow
 from storage.refs import BlobRef
@@ -171,19 +171,17 @@ async def _change(
     """Move the job that the path names, once per idempotency key."""
     job_id, tenant = parse_job_id(request), tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
-        if key is not None and await _is_repeated(tx, tenant, key):
-            row = await jobs.get_job(tx, tenant, job_id)
-            return row, {"Idempotent-Replayed": "true"}
-        row = await change(tx, tenant, job_id)
-        if key is not None:
-            await idempotency.bind(tx, tenant, key.route, key.key, job_id)
-    return row, {}
+
+        async def act() -> str:
+            return (await change(tx, tenant, job_id)).id
+
+        _, headers = await act_once(tx, tenant, key, act)
+        return await jobs.get_job(tx, tenant, job_id), headers
 
 
 async def _read_key(request: web.Request) -> IdempotencyKey | None:
-    parse_job_id(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    return await run_for(body, lambda: request_key(request, body))
+    parse_job_id(request)  # what is no job is not found, whatever its body
+    return await read_key(request)
 
 
 async def delete_job(request: web.Request) -> web.StreamResponse:
@@ -200,11 +198,6 @@ async def delete_job(request: web.Request) -> web.StreamResponse:
     if ref is not None:
         await forgetting.forget(database, request.app[BLOBS], ref)
     return web.Response(status=204)
-
-
-async def _is_repeated(tx: Transaction, tenant: str, key: IdempotencyKey) -> bool:
-    found = await idempotency.find_or_claim(tx, tenant, key.route, key.key, key.body_hash)
-    return found is not None
 
 
 def _parse_wait(text: str | None) -> float:

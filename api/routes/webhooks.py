@@ -11,9 +11,11 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.idempotency import IdempotencyKey
 from api.limits import OWN_LIMITS
-from api.replays import act_once
+from api.replays import act_once, read_key
 from api.state import DATABASE, SETTINGS, tenant_of
+from api.submission import request_key
 from api.webhook_rendering import render_endpoint
 from api.webhook_targets import check_target
 from contract.config import Settings
@@ -63,15 +65,14 @@ async def get_secret(request: web.Request) -> web.StreamResponse:
 
 async def post_secret_rotate(request: web.Request) -> web.StreamResponse:
     """Replace the default secret; the old one signs beside it for a day."""
-    tenant = tenant_of(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    key, tenant = await read_key(request), tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
 
         async def rotate() -> str:
             await tenants.rotate_secret(tx, tenant)
             return "rotated"
 
-        _, headers = await act_once(request, tx, body, rotate)
+        _, headers = await act_once(tx, tenant, key, rotate)
         secrets = await tenants.webhook_secrets(tx, tenant)
     return _secrets_response(secrets, headers)
 
@@ -89,7 +90,7 @@ async def post_endpoint(request: web.Request) -> web.StreamResponse:
             most = request[OWN_LIMITS].webhook_endpoints or 0
             return (await endpoints.create_endpoint(tx, tenant, change, most=most)).id
 
-        made, replayed = await act_once(request, tx, body, create)
+        made, replayed = await act_once(tx, tenant, request_key(request, body), create)
         row = await endpoints.get_endpoint(tx, tenant, made)
     headers = {"Location": f"/v1/webhook_endpoints/{row.id}", **replayed}
     return json_response(render_endpoint(row, secret=row.secret), status=201, headers=headers)
@@ -141,8 +142,7 @@ async def delete_endpoint(request: web.Request) -> web.StreamResponse:
 
 async def post_rotate(request: web.Request) -> web.StreamResponse:
     """Replace an endpoint's secret; the old one signs beside the new one for a day."""
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    row, headers = await _act_once(request, body, endpoints.rotate_endpoint)
+    row, headers = await _act_once(request, await read_key(request), endpoints.rotate_endpoint)
     return json_response(render_endpoint(row, secret=row.secret), headers=headers)
 
 
@@ -155,23 +155,22 @@ async def post_disable(request: web.Request) -> web.StreamResponse:
     async def disable(tx: Transaction, tenant: str, endpoint_id: str) -> EndpointRow:
         return await endpoints.disable_endpoint(tx, tenant, endpoint_id, reason)
 
-    row, headers = await _act_once(request, body, disable)
+    row, headers = await _act_once(request, request_key(request, body), disable)
     return json_response(render_endpoint(row), headers=headers)
 
 
 async def post_enable(request: web.Request) -> web.StreamResponse:
     """Send again, from now on."""
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    row, headers = await _act_once(request, body, endpoints.enable_endpoint)
+    row, headers = await _act_once(request, await read_key(request), endpoints.enable_endpoint)
     return json_response(render_endpoint(row), headers=headers)
 
 
 async def post_test(request: web.Request) -> web.StreamResponse:
     """Send an event that only says that it is a test; 202 with where its attempts will be."""
-    endpoint_id = parse_endpoint_id(request.match_info["id"])
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    endpoint_id, tenant = parse_endpoint_id(request.match_info["id"]), tenant_of(request)
+    key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
-        row = await endpoints.get_endpoint(tx, tenant_of(request), endpoint_id)
+        row = await endpoints.get_endpoint(tx, tenant, endpoint_id)
         if row.disabled_at is not None:
             message = f"the endpoint is disabled: {row.disabled_reason}; enable it first"
             raise ConflictError(message)
@@ -179,7 +178,7 @@ async def post_test(request: web.Request) -> web.StreamResponse:
         async def send() -> str:
             return " ".join(await events.add_test_event(tx, row))
 
-        made, replayed = await act_once(request, tx, body, send)
+        made, replayed = await act_once(tx, tenant, key, send)
     event, _, delivery = made.partition(" ")
     headers = {"Location": f"/v1/deliveries/{delivery}", **replayed}
     return json_response(SentTest(event=event, delivery=delivery), status=202, headers=headers)
@@ -192,7 +191,7 @@ async def _act(request: web.Request, action: _Action) -> EndpointRow:
 
 
 async def _act_once(
-    request: web.Request, body: bytes, action: _Action
+    request: web.Request, key: IdempotencyKey | None, action: _Action
 ) -> tuple[EndpointRow, dict[str, str]]:
     """Do something to the endpoint that the path names, once per idempotency key."""
     endpoint_id, tenant = parse_endpoint_id(request.match_info["id"]), tenant_of(request)
@@ -201,7 +200,7 @@ async def _act_once(
         async def act() -> str:
             return (await action(tx, tenant, endpoint_id)).id
 
-        _, headers = await act_once(request, tx, body, act)
+        _, headers = await act_once(tx, tenant, key, act)
         return await endpoints.get_endpoint(tx, tenant, endpoint_id), headers
 
 

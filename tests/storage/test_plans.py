@@ -111,7 +111,7 @@ async def test_old_tombstones_are_found_by_an_index(database: Database) -> None:
         "deleted_at = 1 WHERE id IN ('job_100003', 'job_100008')",
         "deleted_at = 1, blob_key = 'b' WHERE id = 'job_100009'",
     ):
-        await run_sql(database, f"UPDATE jobs SET {change}")
+        await run_sql(database, f"UPDATE jobs SET {change}")  # noqa: S608
     await run_sql(database, "ANALYZE jobs")
 
     early, plan = await _explain(
