@@ -40,6 +40,7 @@ from api.routes import (
     vectors,
     webhooks,
 )
+from api.shared_reads import SharedReads
 from api.state import (
     BLOBS,
     CATALOG,
@@ -47,6 +48,7 @@ from api.state import (
     DIGESTS,
     DOCUMENT,
     QUEUE,
+    READS,
     SETTINGS,
     SUBMITTER,
     WAITERS,
@@ -130,7 +132,9 @@ async def _stores(app: web.Application) -> AsyncIterator[None]:
     app[DATABASE] = Database(settings.database, command_timeout_s=settings.database_timeout_s)
     app[BLOBS] = BlobStore.open(settings.blobs)
     app[QUEUE] = Queue(settings.redis_url)
+    app[READS] = SharedReads(app[DATABASE])
     yield
+    await app[READS].close()
     await app[QUEUE].close()
     await app[DATABASE].close()
 
@@ -155,6 +159,7 @@ def _services(
         await _cancel(tasks)
         with contextlib.suppress(StoreUnavailableError):  # last use is only about right
             await app[KEYRING].write_uses()
+        await app[KEYRING].close()
 
     return services
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from api.shared_reads import SharedReads
 from contract.config import Settings, is_loopback
 from contract.errors import ForbiddenError, StoreUnavailableError, UnauthorizedError
 from contract.keys import Scope, hash_key, is_same_hash, parse_prefix
@@ -67,6 +68,7 @@ class Keyring:
     def __init__(self, database: Database, *, kept_s: float = 1.0) -> None:
         self._database = database
         self._kept_s = kept_s
+        self._reads = SharedReads(database)
         self._known: OrderedDict[str, tuple[Identity, float]] = OrderedDict()
         self._used_at: dict[str, float] = {}
 
@@ -95,13 +97,16 @@ class Keyring:
                 raise
         return len(used)
 
+    async def close(self) -> None:
+        """Let the looks at keys that are under way come to their end."""
+        await self._reads.close()
+
     async def _look_up(self, key: str, digest: str, now: float) -> tuple[Identity, float]:
         self._known.pop(digest, None)
         prefix = parse_prefix(key)
         row = None
         if prefix is not None:  # anything else is not worth a look into the database
-            async with self._database.snapshot() as tx:
-                row = await keys.find_key(tx, prefix)
+            row = await self._reads.read(prefix, lambda tx: keys.find_key(tx, prefix))
         if row is None or not is_same_hash(row.hash, digest) or not row.is_valid:
             message = "the key is not valid: unknown, revoked or expired"
             raise UnauthorizedError(message, param="Authorization")

@@ -1,12 +1,13 @@
 """What every route that handles a job shares: find it, record it, wait for its end."""
 
+import asyncio
 import re
 from collections.abc import Mapping
 
 from aiohttp import web
 
 from api.preferences import Preferences
-from api.state import DATABASE, SETTINGS, SUBMITTER, WAITERS, tenant_of
+from api.state import READS, SETTINGS, SUBMITTER, WAITERS, tenant_of
 from api.submission import make_submission
 from api.waiting import wait_for
 from contract.errors import JobNotFoundError, StoreUnavailableError
@@ -15,7 +16,7 @@ from contract.scores import ScoreRequest
 from storage import jobs
 from storage.jobs import JobRow
 
-__all__ = ["applied", "await_end", "find_job", "parse_job_id", "submit"]
+__all__ = ["applied", "await_end", "find_job", "find_job_at_end", "parse_job_id", "submit"]
 
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
@@ -31,9 +32,14 @@ def parse_job_id(request: web.Request, name: str = "id") -> str:
 
 async def find_job(request: web.Request) -> JobRow:
     """Return the job that the path names."""
+    return await _read(request, parse_job_id(request))
+
+
+async def find_job_at_end(request: web.Request, wait_s: float) -> JobRow:
+    """Return the job that the path names as ``await_end`` does; it must be there to begin with."""
     job_id = parse_job_id(request)
-    async with request.app[DATABASE].snapshot() as tx:
-        return await jobs.get_job(tx, tenant_of(request), job_id)
+    with request.app[WAITERS].watch(job_id) as event:
+        return await _await(request, await _read(request, job_id), event, wait_s)
 
 
 async def submit(
@@ -57,16 +63,12 @@ async def await_end(request: web.Request, row: JobRow, wait_s: float) -> JobRow:
     The job is recorded: a store that goes away while we wait is no error, the job is then
     answered as it was last seen.
     """
-    timeout_s = min(wait_s, request.app[SETTINGS].max_wait_s)
     with request.app[WAITERS].watch(row.id) as event:
         try:
-            row = await _read(request, row)
-            if row.state in TERMINAL:
-                return row
-            await wait_for(event, timeout_s)
-            return await _read(request, row)
+            row = await _read(request, row.id)
         except StoreUnavailableError:
             return row
+        return await _await(request, row, event, wait_s)
 
 
 def applied(request: web.Request, preferences: Preferences, *, waited: bool) -> dict[str, str]:
@@ -76,6 +78,19 @@ def applied(request: web.Request, preferences: Preferences, *, waited: bool) -> 
     return {} if value is None else {"Preference-Applied": value}
 
 
-async def _read(request: web.Request, row: JobRow) -> JobRow:
-    async with request.app[DATABASE].snapshot() as tx:
-        return await jobs.get_job(tx, row.tenant, row.id)
+async def _await(request: web.Request, row: JobRow, event: asyncio.Event, wait_s: float) -> JobRow:
+    """Hold nothing but the event while waiting: no connection, no transaction."""
+    if row.state in TERMINAL:
+        return row
+    await wait_for(event, min(wait_s, request.app[SETTINGS].max_wait_s))
+    try:
+        return await _read(request, row.id)
+    except StoreUnavailableError:
+        return row
+
+
+async def _read(request: web.Request, job_id: str) -> JobRow:
+    tenant = tenant_of(request)
+    return await request.app[READS].read(
+        ("job", tenant, job_id), lambda tx: jobs.get_job(tx, tenant, job_id)
+    )

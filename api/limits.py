@@ -341,17 +341,15 @@ async def find_bulk_fault(request: web.Request, lane: Lane) -> ScoreError | None
     return None
 
 
-async def check_open_bulks(
-    request: web.Request, tx: Transaction, fault: ScoreError | None, *, opening: int = 0
-) -> None:
+async def check_open_bulks(request: web.Request, tx: Transaction, fault: ScoreError | None) -> None:
     """Raise ``fault``, or ``OverloadedError`` where the tenant now has too many open bulks.
 
-    ``opening`` are to be open soon and are not counted yet.
+    To be asked in the transaction that opens one, and after it was opened there.
     """
     if fault is not None:
         raise fault
     most = request[OWN_LIMITS].open_bulks
-    if most and await count_open_bulks(tx, request[IDENTITY].tenant) + opening > most:
+    if most and await count_open_bulks(tx, request[IDENTITY].tenant) > most:
         message = f"{most} bulks are open, as many as there may be; wait for one to end"
         policy = RatePolicy("open-bulks", most, 0, _QUOTA_RETRY_S)
         raise OverloadedError(message, retry_after_s=_QUOTA_RETRY_S, policy=policy)

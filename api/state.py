@@ -4,6 +4,7 @@ from aiohttp import web
 
 from api.auth import IDENTITY
 from api.catalog import Catalog
+from api.shared_reads import SharedReads
 from api.submitter import Submitter
 from api.tensor_files import DigestCache
 from api.waiting import Waiters
@@ -19,6 +20,7 @@ __all__ = [
     "DIGESTS",
     "DOCUMENT",
     "QUEUE",
+    "READS",
     "SETTINGS",
     "SUBMITTER",
     "WAITERS",
@@ -32,6 +34,8 @@ DATABASE = web.AppKey("database", Database)
 BLOBS = web.AppKey("blobs", BlobStore)
 DIGESTS = web.AppKey("digests", DigestCache)
 QUEUE = web.AppKey("queue", Queue)
+#: How jobs are looked at, by however many at once.
+READS = web.AppKey("reads", SharedReads)
 CATALOG = web.AppKey("catalog", Catalog)
 SUBMITTER = web.AppKey("submitter", Submitter)
 WAITERS = web.AppKey("waiters", Waiters)

@@ -12,7 +12,7 @@ from contract.scores import Job
 from contract.webhooks import EVENT_OF_STATE, Event
 from scorekeep.transport import Transport
 
-__all__ = ["read_events"]
+__all__ = ["EventReader", "read_events"]
 
 _STATE = "job.state"
 _ENDS = frozenset(EVENT_OF_STATE.values())
@@ -20,7 +20,7 @@ _FIRST_BACK_OFF_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 
 
-class _Reader:
+class EventReader:
     """What was read so far: where to go on, and whether the job has ended."""
 
     def __init__(self, after: int) -> None:
@@ -63,7 +63,7 @@ async def read_events(
     A connection that breaks is opened again after the last event; ``UnavailableError`` once that
     failed ``max_retries`` times without an event between.
     """
-    reader, failures = _Reader(after), 0
+    reader, failures = EventReader(after), 0
     while True:
         headers = {"Last-Event-ID": reader.last_id} if reader.last_id else {}
         try:
@@ -75,7 +75,7 @@ async def read_events(
                         yield event
             if reader.ended:
                 return
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeError) as error:
             failures += 1
             if failures > max_retries:
                 message = f"the events broke off: {error}"

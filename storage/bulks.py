@@ -27,6 +27,7 @@ __all__ = [
     "add_bulk",
     "cancel_bulk",
     "change_bulk",
+    "check_same",
     "claim_bulk",
     "delete_bulk",
     "expire_bulks",
@@ -129,11 +130,15 @@ async def add_bulk(tx: Transaction, new: NewBulk) -> tuple[BulkRow, bool]:
     added = (await execute(tx, _ADD, parameters)).scalar_one_or_none()
     if added is not None:
         return await get_bulk(tx, new.tenant, added), False
-    found = await find_bulk(tx, new.tenant, new.key or "")
-    if found is None or found.body_hash != new.body_hash:
+    return check_same(await find_bulk(tx, new.tenant, new.key or ""), new.body_hash), True
+
+
+def check_same(found: BulkRow | None, body_hash: str | None) -> BulkRow:
+    """Return the bulk of a key. Raises ``IdempotencyConflictError`` for one of another body."""
+    if found is None or found.body_hash != body_hash:
         message = "this key was used before for another bulk"
         raise IdempotencyConflictError(message)
-    return found, True
+    return found
 
 
 async def get_bulk(tx: Transaction, tenant: str, bulk_id: str) -> BulkRow:
@@ -332,8 +337,7 @@ INSERT INTO bulks (id, tenant, kind, state, endpoint, source, options, metadata,
     total_lines, refused_lines, ingested_lines, ingested_items, indexed_lines, attempt,
     created_at, deadline_at, webhook_url, webhook_events)
 VALUES (:id, :tenant, :kind, 'validating', :endpoint, :source, :options, :metadata, :key,
-    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s,
-    :webhook_url, :webhook_events)
+    :body_hash, 0, 0, 0, 0, 0, 0, {now}, {now} + :deadline_s, :webhook_url, :webhook_events)
 ON CONFLICT (tenant, key) DO NOTHING RETURNING id
 """
 

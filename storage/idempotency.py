@@ -7,7 +7,7 @@ from storage.database import Transaction
 from storage.statements import execute
 from storage.tables import idempotency_keys
 
-__all__ = ["KEPT_S", "bind", "drop_expired_keys", "find_or_claim", "is_bound"]
+__all__ = ["KEPT_S", "bind", "drop_expired_keys", "find", "find_or_claim", "is_bound"]
 
 #: How long a key is remembered.
 KEPT_S = 86400.0
@@ -27,17 +27,27 @@ async def find_or_claim(
         return None
     query = select(idempotency_keys.c.body_hash, idempotency_keys.c.job_id).filter_by(**names)
     row = (await tx.execute(query)).one()
-    if row.body_hash != body_hash:
+    return _check(row.body_hash, row.job_id, body_hash)
+
+
+async def find(tx: Transaction, tenant: str, route: str, key: str, body_hash: str) -> str | None:
+    """Return what ``key`` stands for, or None; claim nothing. Raises as ``find_or_claim`` does."""
+    names = {"tenant": tenant, "route": route, "key": key}
+    row = (await execute(tx, _FIND, names | {"kept_s": KEPT_S})).one_or_none()
+    return None if row is None else _check(row.body_hash, row.job_id, body_hash)
+
+
+def _check(first_hash: str, made: str | None, body_hash: str) -> str | None:
+    if first_hash != body_hash:
         message = "this idempotency key was used with another body; use a new key"
         raise IdempotencyConflictError(message, param="Idempotency-Key")
-    job_id: str | None = row.job_id
-    return job_id
+    return made
 
 
 async def is_bound(tx: Transaction, tenant: str, route: str, key: str) -> bool:
     """Tell whether ``key`` stands for something already."""
     names = {"tenant": tenant, "route": route, "key": key}
-    return (await execute(tx, _IS_BOUND, names | {"kept_s": KEPT_S})).one_or_none() is not None
+    return (await execute(tx, _FIND, names | {"kept_s": KEPT_S})).one_or_none() is not None
 
 
 async def bind(tx: Transaction, tenant: str, route: str, key: str, job_id: str) -> None:
@@ -60,8 +70,8 @@ WHERE idempotency_keys.created_at < {now} - :kept_s
 RETURNING key
 """
 
-_IS_BOUND = """
-SELECT 1 FROM idempotency_keys
+_FIND = """
+SELECT body_hash, job_id FROM idempotency_keys
 WHERE tenant = :tenant AND route = :route AND key = :key AND job_id IS NOT NULL
   AND created_at >= {now} - :kept_s
 """

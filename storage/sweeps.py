@@ -170,7 +170,8 @@ DELETE FROM attempts WHERE job_id IN (SELECT r.id FROM {rows(id text)} r)
 
 _PURGE = """
 DELETE FROM jobs WHERE id IN (
-    SELECT id FROM jobs WHERE deleted_at < {now} - :older_than_s AND blob_key IS NULL
+    SELECT id FROM jobs
+    WHERE deleted_at IS NOT NULL AND blob_key IS NULL AND deleted_at < {now} - :older_than_s
     ORDER BY deleted_at LIMIT :limit)
 RETURNING id
 """

@@ -143,6 +143,9 @@ jobs = Table(
     partial_index(
         "ix_jobs_forgotten", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NOT NULL"
     ),
+    partial_index(
+        "ix_jobs_tombstones", "deleted_at", where="deleted_at IS NOT NULL AND blob_key IS NULL"
+    ),
 )
 
 #: Attempts that did not end their job: lost, failed, released.

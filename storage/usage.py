@@ -42,7 +42,12 @@ async def read_stored_bytes(tx: Transaction, tenant: str) -> int:
 
 
 async def count_open_bulks(tx: Transaction, tenant: str) -> int:
-    """Return how many bulks of a tenant have not ended."""
+    """Return how many bulks of a tenant have not ended, this transaction's own among them.
+
+    Two that open one at once count one after the other: the first keeps the other waiting.
+    """
+    if tx.dialect.name == "postgresql":  # SQLite's writers take turns anyway
+        await execute(tx, _TURN, {"tenant": tenant})
     count: int = (await execute(tx, _OPEN_BULKS, {"tenant": tenant})).scalar_one()
     return count
 
@@ -59,6 +64,9 @@ SELECT (SELECT coalesce(sum(size_bytes), 0) FROM files
      + (SELECT coalesce(sum(stored_bytes), 0) FROM jobs
         WHERE tenant = :tenant AND deleted_at IS NULL)
 """
+
+#: Marks our advisory locks: the first of their two keys, the second is the tenant's hash.
+_TURN = "SELECT pg_advisory_xact_lock(7360003, hashtext(:tenant))"
 
 _OPEN_BULKS = """
 SELECT count(*) FROM bulks

@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import logging
+import os
+import sys
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from typing import IO, Any
+from collections.abc import AsyncGenerator, AsyncIterator
 
-import msgspec
-
-from contract.errors import MalformedRequestError, UnsupportedMediaTypeError
+from api.bulk import parquet
+from contract.errors import MalformedRequestError, TooLargeError, UnsupportedMediaTypeError
 
 __all__ = ["RawLine", "read_lines"]
 
+_log = logging.getLogger(__name__)
 #: Its number from 1, its bytes, or None and the reason why there are none.
 RawLine = tuple[int, bytes | None, str]
 
@@ -20,11 +22,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
 _GZIP_WINDOW = 31
 _UNPACKED_BYTES = 1024 * 1024
-_ROWS_A_BLOCK = 2048
 _BLANK_LINES = 10_000
 #: What a gzip may unpack to, beside its first mebibytes: rows of JSON reach 50 times.
 _LARGEST_RATIO = 200
 _UNPACKED_FREE_BYTES = 64 * 1024 * 1024
+#: What the process that reads Parquet may take; a good file needs some pages and 64 rows.
+_PARQUET_MEMORY_BYTES = 1024 * 1024 * 1024
+_PARQUET_SILENCE_S = 60.0
+_REASON_BYTES = 4096
+_KEPT_VARIABLES = ("COVERAGE_", "HOME", "LANG", "LC_", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
 
 
 async def read_lines(
@@ -33,14 +39,15 @@ async def read_lines(
     """Yield blocks of lines. Empty lines at the end are none.
 
     Raises ``MalformedRequestError`` for a gzip that is broken or ends too early, and for a file
-    that says it is Parquet and is not.
+    that says it is Parquet and is not; ``TooLargeError`` for Parquet that unpacks to too much.
     """
     first = await anext(pieces, b"")
-    if first.startswith(_PARQUET_MAGIC):
-        async for rows in _read_parquet(first, pieces):
-            yield rows
-        return
     splitter = _LineSplitter(max_line_bytes)
+    if first.startswith(_PARQUET_MAGIC):
+        async with contextlib.aclosing(_read_parquet(first, pieces, splitter)) as blocks:
+            async for rows in blocks:
+                yield rows
+        return
     async for data in _unpack(first, pieces):
         if lines := await asyncio.to_thread(splitter.feed, data):
             yield lines
@@ -158,41 +165,68 @@ async def _chain(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
         yield piece
 
 
-async def _read_parquet(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[list[RawLine]]:
-    """Parquet is read from its end: the bytes go to a temporary file first."""
+async def _read_parquet(
+    first: bytes, pieces: AsyncIterator[bytes], splitter: _LineSplitter
+) -> AsyncGenerator[list[RawLine], None]:
+    """Parquet is read from its end: a temporary file first, then a process of its own reads it."""
     with tempfile.TemporaryFile() as file:
         async for piece in _chain(first, pieces):
             await asyncio.to_thread(file.write, piece)
-        blocks = await asyncio.to_thread(_open_parquet, file)
-        number = 0
-        while (rows := await asyncio.to_thread(next, blocks, None)) is not None:
-            lines: list[RawLine] = [
-                (number + offset, row, "") for offset, row in enumerate(rows, start=1)
-            ]
-            number += len(lines)
-            yield lines
-
-
-def _open_parquet(file: IO[bytes]) -> Iterator[list[bytes]]:
-    try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415  # an optional dependency
-    except ImportError as error:
-        message = "this service reads no Parquet: pip install 'scorekeep[parquet]'"
-        raise UnsupportedMediaTypeError(message) from error
-    file.seek(0)
-    try:
-        opened = parquet.ParquetFile(file)
-    except (ArrowException, OSError) as error:
-        message = f"the file is not Parquet: {error}"
-        raise MalformedRequestError(message) from error
-    return _iterate_parquet(opened, ArrowException)
-
-
-def _iterate_parquet(opened: Any, broken: type[Exception]) -> Iterator[list[bytes]]:  # noqa: ANN401  # pyarrow has no types
-    with contextlib.closing(opened):
+        most = _UNPACKED_FREE_BYTES + file.tell() * _LARGEST_RATIO
+        file.seek(0)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "api.bulk.parquet", str(_PARQUET_MEMORY_BYTES), str(most)),
+            stdin=file,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_plain_environment(),
+        )
         try:
-            for batch in opened.iter_batches(batch_size=_ROWS_A_BLOCK):
-                yield [msgspec.json.encode(row) for row in batch.to_pylist()]
-        except (broken, OSError, ValueError, TypeError) as error:  # the last two: no JSON in it
-            message = f"the Parquet file is broken: {error}"
+            async for data in _read_output(process, most):
+                if lines := await asyncio.to_thread(splitter.feed, data):
+                    yield lines
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.communicate()  # its end is seen only once its pipes are read out
+    if lines := splitter.finish():
+        yield lines
+
+
+async def _read_output(process: asyncio.subprocess.Process, most: int) -> AsyncIterator[bytes]:
+    """Yield what the reader of Parquet writes. Raises as it says, also for what it does not say."""
+    if process.stdout is None or process.stderr is None:
+        raise AssertionError
+    while True:
+        try:
+            async with asyncio.timeout(_PARQUET_SILENCE_S):
+                data = await process.stdout.read(_UNPACKED_BYTES)
+        except TimeoutError as error:
+            message = f"the Parquet file is broken: no row came for {_PARQUET_SILENCE_S:g} s"
             raise MalformedRequestError(message) from error
+        if not data:
+            break
+        most -= len(data)
+        if most < 0:
+            message = f"the Parquet file unpacks to more than {_LARGEST_RATIO} times its size"
+            raise TooLargeError(message)
+        yield data
+    reason = (await process.stderr.read(_REASON_BYTES)).decode(errors="replace")
+    code = await process.wait()
+    if code == parquet.NO_READER:
+        raise UnsupportedMediaTypeError(reason)
+    if code == parquet.TOO_LARGE:
+        raise TooLargeError(reason)
+    if code == parquet.BROKEN:
+        raise MalformedRequestError(reason)
+    if code:
+        _log.warning("reading Parquet ended", extra={"action": "parquet_ended", "code": code})
+        message = "the Parquet file is broken: nothing could read it to its end"
+        raise MalformedRequestError(message)
+
+
+def _plain_environment() -> dict[str, str]:
+    """What a process needs to run Python, and no secret: it reads what strangers wrote."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT_VARIABLES)}
+    return {**kept, "ARROW_DEFAULT_MEMORY_POOL": "system", "PYTHONPATH": os.pathsep.join(sys.path)}

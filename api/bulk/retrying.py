@@ -3,7 +3,7 @@
 Also what becomes of lines that shared a job with one that kills workers: they run apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from api.bulk.families import decode_request, gather_items
@@ -27,10 +27,12 @@ from storage.bulk_chunks import (
     replace_sources,
 )
 from storage.bulks import BulkRow, reopen_bulk, rewind_index
+from storage.database import Transaction
 from storage.jobs import JobRow
 
 __all__ = ["retry_bulk", "retry_chunk"]
 
+_Admit = Callable[[Transaction], Awaitable[None]]
 _SCORED = {JobState.SUCCEEDED, JobState.PARTIAL}
 
 
@@ -46,10 +48,13 @@ class _Change:
     lines_cancelled: int = 0
 
 
-async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
+async def retry_bulk(
+    given: BulkInput, bulk: BulkRow, admit: _Admit | None = None
+) -> tuple[int, list[str]]:
     """Queue every item without a score again; return how many, and hints of some new jobs.
 
-    The bulk runs again until they have ended. Lines that were refused stay refused.
+    The bulk runs again until they have ended. Lines that were refused stay refused. ``admit`` is
+    asked in the transaction that opens the bulk again; what it raises leaves all as it was.
     """
     position, count, hints = 0, 0, []
     while True:
@@ -58,7 +63,7 @@ async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
         if not chunks:
             break
         for chunk in chunks:
-            new = await retry_chunk(given, bulk, chunk)
+            new = await retry_chunk(given, bulk, chunk, admit=admit)
             count += sum(job.item_count for job in new)
             hints += [job.hint for job in new[:1]]
         position = chunks[-1].first_line + chunks[-1].line_count
@@ -66,7 +71,12 @@ async def retry_bulk(given: BulkInput, bulk: BulkRow) -> tuple[int, list[str]]:
 
 
 async def retry_chunk(
-    given: BulkInput, bulk: BulkRow, chunk: Chunk, *, only: frozenset[str] | None = None
+    given: BulkInput,
+    bulk: BulkRow,
+    chunk: Chunk,
+    *,
+    only: frozenset[str] | None = None,
+    admit: _Admit | None = None,
 ) -> list[ChunkJob]:
     """Put new jobs in place of those items of a chunk that have no score, one per line.
 
@@ -101,7 +111,8 @@ async def retry_chunk(
             lines_cancelled=change.lines_cancelled,
         )
         if replaced and bulk.state in ENDED_BULKS:
-            await reopen_bulk(tx, bulk)
+            if await reopen_bulk(tx, bulk) and admit is not None:
+                await admit(tx)
         elif replaced:
             await rewind_index(tx, bulk.id, chunk.first_line)
     return change.jobs if replaced else []

@@ -124,7 +124,7 @@ def _describe(
     }
     if rest.strip():
         told["description"] = " ".join(rest.split())
-    if method == "POST" and operation.takes_key and not isinstance(operation.body, str):
+    if method == "POST" and not isinstance(operation.body, str):
         told["parameters"].append(_KEY)
     if operation.body is not None:
         told["requestBody"] = {

@@ -47,7 +47,6 @@ class Operation:
 
     ``body`` and the values of ``answers`` are types, tuples of alternatives, media types of what
     is not JSON, or None for nothing. ``errors`` are statuses beside those that any route may give.
-    ``takes_key`` is about a POST: whether it honours ``Idempotency-Key``.
     """
 
     tag: str
@@ -57,7 +56,6 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
     text: str = ""
-    takes_key: bool = True
 
 
 _LIMIT = Parameter(
@@ -133,8 +131,8 @@ _LAST_EVENT = Parameter(
     "Go on after that event.",
     "header",
 )
-_BULK_ACTION = Operation("bulks", {202: Bulk}, errors=(404, 409), takes_key=False)
-_BULK_PAUSE = Operation("bulks", {200: Bulk}, errors=(404, 409), takes_key=False)
+_BULK_ACTION = Operation("bulks", {202: Bulk}, errors=(404, 409, 413, 422))
+_BULK_PAUSE = Operation("bulks", {200: Bulk}, errors=(404, 409, 413, 422))
 _VECTORS = (404, 409, 416)
 
 #: The form of each path parameter, by the path's beginning; longer ones come first.
@@ -309,7 +307,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches/{id}"): Operation("batches", {200: shapes.Batch}, errors=(404,)),
     ("POST", "/v1/batches/{id}/cancel"): Operation(
-        "batches", {200: shapes.Batch}, errors=(404, 409), takes_key=False
+        "batches", {200: shapes.Batch}, errors=(404, 409, 413, 422)
     ),
     ("POST", "/v1/bulks"): Operation(
         "bulks", {202: Bulk}, body=BulkRequest, errors=(404, 413, 415, 422)

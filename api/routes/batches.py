@@ -7,9 +7,11 @@ from aiohttp import web
 
 from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, counts_of, errors_of, find_bulk, parse_bulk_id
+from api.bulk.acting import act_on_bulk
 from api.bulk.settings import BulkOptions, BulkSource, parse_options, parse_source
 from api.limits import OWN_LIMITS, check_open_bulks, find_bulk_fault
 from api.pages import parse_limit
+from api.replays import REPLAYED
 from api.routes.files import render_list
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
@@ -64,13 +66,13 @@ async def post_batch(request: web.Request) -> web.StreamResponse:
     )
     fault = await find_bulk_fault(request, options.lane)
     async with request.app[DATABASE].transaction() as tx:
-        await files.get_file(tx, tenant_of(request), wanted.input_file_id)
         row, replayed = await bulks.add_bulk(tx, new)
         if not replayed:
+            await files.get_file(tx, tenant_of(request), wanted.input_file_id)
             await check_open_bulks(request, tx, fault)
         shown = await _render(tx, row)
     request.app[BULKS].wake()
-    return json_response(shown)
+    return json_response(shown, headers=REPLAYED if replayed else {})
 
 
 async def get_batch(request: web.Request) -> web.StreamResponse:
@@ -96,12 +98,10 @@ async def get_batches(request: web.Request) -> web.StreamResponse:
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:
     """Ask a batch to stop; what was scored by then is in its output file."""
-    row = await find_bulk(request)
-    async with request.app[DATABASE].transaction() as tx:
-        row = await bulks.cancel_bulk(tx, tenant_of(request), row.id)
+    row, headers = await act_on_bulk(request, bulks.cancel_bulk)
+    async with request.app[DATABASE].snapshot() as tx:
         shown = await _render(tx, row)
-    request.app[BULKS].wake()
-    return json_response(shown)
+    return json_response(shown, headers=headers)
 
 
 async def _render(tx: Transaction, row: BulkRow) -> dict[str, Any]:

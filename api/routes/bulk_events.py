@@ -43,7 +43,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     if kind == JSON:
         data = [_render(event) for event in (await _read(request, after))[1]]
         return json_response({"object": "list", "data": data})
-    return await _stream(request, parse_last_id(request) or after)
+    return await _stream(request, parse_last_id(request.headers.get("Last-Event-ID", "")) or after)
 
 
 async def _stream(request: web.Request, seen: int) -> web.StreamResponse:

@@ -1,27 +1,30 @@
 """``/v1/bulks``: many lines under one handle; counts, results and controls while it runs."""
 
+import functools
+
 import msgspec
 from aiohttp import web
 
 from api.bodies import check_metadata, check_plain_text, json_response, parse_body, read_body
 from api.bulk.access import BULKS, find_bulk, parse_bulk_id, show_bulk
+from api.bulk.acting import act_on_bulk, find_replay, retry_once
 from api.bulk.exports import serve_results
-from api.bulk.retrying import retry_bulk
-from api.bulk.settings import BulkOptions, BulkSource, parse_options
+from api.bulk.settings import BulkOptions, BulkSource
 from api.bulk.uris import open_uri
 from api.limits import OWN_LIMITS, check_open_bulks, find_bulk_fault
 from api.pages import parse_after, parse_limit
-from api.state import DATABASE, QUEUE, SETTINGS, tenant_of
+from api.replays import REPLAYED
+from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_targets import check_webhook
-from contract.bulks import ENDED_BULKS, BulkRequest, RescoreRequest
-from contract.errors import ConflictError, InvalidRequestError
+from contract.bulks import BulkRequest, RescoreRequest
+from contract.errors import InvalidRequestError
 from contract.rows import check_columns
 from contract.webhooks import BULK_EVENTS
 from storage import bulks, files
 from storage.bulks import BulkRow, NewBulk
 
-__all__ = ["add_bulk", "add_routes"]
+__all__ = ["add_bulk", "add_routes", "answer_replay"]
 
 
 def add_routes(app: web.Application) -> None:
@@ -40,6 +43,8 @@ def add_routes(app: web.Application) -> None:
 async def post_bulk(request: web.Request) -> web.StreamResponse:
     """Start a bulk on an uploaded file, or on a file in an allowed store."""
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    if (replay := await answer_replay(request, body)) is not None:
+        return replay
     wanted = parse_body(request, body, BulkRequest)
     if (wanted.input_file_id is None) == (wanted.input_uri is None):
         message = "give either input_file_id or input_uri"
@@ -96,9 +101,20 @@ async def add_bulk(
         if not replayed:
             await check_open_bulks(request, tx, fault)
     request.app[BULKS].wake()
-    headers = {"Location": f"/v1/bulks/{row.id}"}
-    if replayed:
-        headers["Idempotent-Replayed"] = "true"
+    return await _answer_bulk(request, row, replayed=replayed)
+
+
+async def answer_replay(request: web.Request, body: bytes) -> web.StreamResponse | None:
+    """Return the answer to a key that was used before, although its input may be gone by now."""
+    key = request_key(request, body)
+    if key is None:
+        return None
+    row = await find_replay(request, key.key, key.body_hash)
+    return None if row is None else await _answer_bulk(request, row, replayed=True)
+
+
+async def _answer_bulk(request: web.Request, row: BulkRow, *, replayed: bool) -> web.StreamResponse:
+    headers = {"Location": f"/v1/bulks/{row.id}", **(REPLAYED if replayed else {})}
     return json_response(await show_bulk(request, row), status=202, headers=headers)
 
 
@@ -134,11 +150,8 @@ async def get_results(request: web.Request) -> web.StreamResponse:
 
 async def post_cancel(request: web.Request) -> web.StreamResponse:
     """Stop a bulk; what was scored by then is kept."""
-    row = await find_bulk(request)
-    async with request.app[DATABASE].transaction() as tx:
-        row = await bulks.cancel_bulk(tx, tenant_of(request), row.id)
-    request.app[BULKS].wake()
-    return json_response(await show_bulk(request, row), status=202)
+    row, headers = await act_on_bulk(request, bulks.cancel_bulk)
+    return json_response(await show_bulk(request, row), status=202, headers=headers)
 
 
 async def post_pause(request: web.Request) -> web.StreamResponse:
@@ -153,20 +166,8 @@ async def post_resume(request: web.Request) -> web.StreamResponse:
 
 async def post_retry(request: web.Request) -> web.StreamResponse:
     """Run every item without a score again; 409 where the bulk has not ended or has none."""
-    row = await find_bulk(request)
-    if row.state not in ENDED_BULKS:
-        message = f"bulk {row.id} is {row.state.value}; retry it once it has ended"
-        raise ConflictError(message)
-    fault = await find_bulk_fault(request, parse_options(row).lane)
-    async with request.app[DATABASE].snapshot() as tx:
-        await check_open_bulks(request, tx, fault, opening=1)
-    count, hints = await retry_bulk(request.app[BULKS].given, row)
-    if not count:
-        message = f"bulk {row.id} has no item to be retried"
-        raise ConflictError(message)
-    await request.app[QUEUE].hint(hints[:16])
-    request.app[BULKS].wake()
-    return json_response(await show_bulk(request, await find_bulk(request)), status=202)
+    row, headers = await retry_once(request)
+    return json_response(await show_bulk(request, row), status=202, headers=headers)
 
 
 async def delete_bulk(request: web.Request) -> web.StreamResponse:
@@ -178,8 +179,5 @@ async def delete_bulk(request: web.Request) -> web.StreamResponse:
 
 
 async def _pause(request: web.Request, *, paused: bool) -> web.StreamResponse:
-    row: BulkRow = await find_bulk(request)
-    async with request.app[DATABASE].transaction() as tx:
-        row = await bulks.pause_bulk(tx, tenant_of(request), row.id, paused=paused)
-    request.app[BULKS].wake()
-    return json_response(await show_bulk(request, row))
+    row, headers = await act_on_bulk(request, functools.partial(bulks.pause_bulk, paused=paused))
+    return json_response(await show_bulk(request, row), headers=headers)

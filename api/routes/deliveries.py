@@ -8,8 +8,10 @@ from api.bodies import json_response, parse_body, read_body
 from api.bulk.access import find_bulk
 from api.job_access import find_job
 from api.pages import answer_page, parse_cursor, parse_limit
-from api.routes.webhooks import find_made, keep_made, parse_endpoint_id
+from api.replays import act_once, read_key
+from api.routes.webhooks import parse_endpoint_id
 from api.state import DATABASE, SETTINGS, tenant_of
+from api.submission import request_key
 from api.webhook_rendering import render_delivery
 from contract.endpoints import RedeliveryRequest
 from contract.errors import InvalidRequestError, NotFoundError
@@ -65,14 +67,15 @@ async def get_delivery(request: web.Request) -> web.StreamResponse:
 async def post_redeliver(request: web.Request) -> web.StreamResponse:
     """Send one again, now, whatever became of it; the event keeps its id."""
     delivery_id, tenant = _parse_id(request), tenant_of(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
-        if await find_made(request, tx, body) is None:
-            row = await delivery_log.redeliver(tx, tenant, delivery_id)
-            await keep_made(request, tx, body, row.id)
-        else:
-            row = await delivery_log.get_delivery(tx, tenant, delivery_id)
-    return json_response(render_delivery(row), status=202)
+
+        async def redeliver() -> str:
+            return (await delivery_log.redeliver(tx, tenant, delivery_id)).id
+
+        _, headers = await act_once(tx, tenant, key, redeliver)
+        row = await delivery_log.get_delivery(tx, tenant, delivery_id)
+    return json_response(render_delivery(row), status=202, headers=headers)
 
 
 async def post_redeliver_range(request: web.Request) -> web.StreamResponse:
@@ -89,11 +92,13 @@ async def post_redeliver_range(request: web.Request) -> web.StreamResponse:
     async with request.app[DATABASE].transaction() as tx:
         if selected.endpoint_id is not None:
             await endpoints.get_endpoint(tx, tenant, selected.endpoint_id)
-        made = await find_made(request, tx, body)
-        if made is None:
-            made = str(await delivery_log.redeliver_range(tx, tenant, selected))
-            await keep_made(request, tx, body, made)
-    return json_response({"object": "redelivery", "count": int(made)}, status=202)
+
+        async def redeliver() -> str:
+            return str(await delivery_log.redeliver_range(tx, tenant, selected))
+
+        made, headers = await act_once(tx, tenant, request_key(request, body), redeliver)
+    told = {"object": "redelivery", "count": int(made)}
+    return json_response(told, status=202, headers=headers)
 
 
 async def _list(

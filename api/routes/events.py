@@ -8,13 +8,14 @@ from aiohttp import web
 
 from api.job_access import find_job
 from api.rendering import render_job
-from api.state import DATABASE, WAITERS
+from api.state import READS, WAITERS
 from api.waiting import wait_while_allowed
 from contract.errors import GoneError, StoreUnavailableError, UnauthorizedError
 from contract.jobs import TERMINAL
 from contract.moments import render_moment
 from contract.webhooks import Event
 from storage import events, jobs
+from storage.database import Transaction
 from storage.events import EventRow
 from storage.jobs import JobRow
 
@@ -33,7 +34,7 @@ def add_routes(app: web.Application) -> None:
 
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Stream the events after ``Last-Event-ID``; end with the job. 204 tells readers to stop."""
-    seen = parse_last_id(request)
+    seen = parse_last_id(request.headers.get("Last-Event-ID", ""))
     row = await find_job(request)
     waiters = request.app[WAITERS]
     with waiters.watch(row.id) as ended:
@@ -54,6 +55,8 @@ async def get_events(request: web.Request) -> web.StreamResponse:
                 if not await wait_while_allowed(request, ended, request.app[KEEP_ALIVE_S]):
                     await response.write(b": still here\n\n")
                 row, fresh = await _read_again(request, response, row, seen)
+                if row.state not in TERMINAL:
+                    ended.clear()  # it was about an end before a retry
             await response.write_eof()
         except (GoneError, UnauthorizedError):
             await response.write_eof()  # deleted after its end, or the key was revoked meanwhile
@@ -76,10 +79,12 @@ async def _read_again(
 
 
 async def _read(request: web.Request, row: JobRow, seen: int) -> tuple[JobRow, list[EventRow]]:
-    async with request.app[DATABASE].snapshot() as tx:
-        row = await jobs.get_job(tx, row.tenant, row.id)
-        written = await events.list_events(tx, row.id)
-    return row, [event for event in written if event.sequence > seen]
+    async def look(tx: Transaction) -> tuple[JobRow, list[EventRow]]:
+        found = await jobs.get_job(tx, row.tenant, row.id)
+        return found, await events.list_events(tx, row.id)
+
+    now, written = await request.app[READS].read(("events", row.tenant, row.id), look)
+    return now, [event for event in written if event.sequence > seen]
 
 
 def _render_state(request: web.Request, row: JobRow) -> bytes:
@@ -99,7 +104,6 @@ def _render_event(request: web.Request, row: JobRow, event: EventRow) -> bytes:
     return head + msgspec.json.encode(body) + b"\n\n"
 
 
-def parse_last_id(request: web.Request) -> int:
-    """Return the sequence number after which a reader goes on; 0 is the beginning."""
-    text = request.headers.get("Last-Event-ID", "")
+def parse_last_id(text: str) -> int:
+    """Return the sequence that a reader has seen: none where ``text`` is no number of ours."""
     return int(text) if _SEQUENCE.fullmatch(text) else 0

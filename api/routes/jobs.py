@@ -7,22 +7,29 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from api.bodies import check_plain_text, parse_large_body, read_body, run_for
+from api.bodies import check_plain_text, parse_large_body, read_body
 from api.bulk.access import parse_bulk_id
 from api.idempotency import IdempotencyKey, is_known
-from api.job_access import applied, await_end, find_job, parse_job_id, submit
+from api.job_access import (
+    applied,
+    await_end,
+    find_job,
+    find_job_at_end,
+    parse_job_id,
+    submit,
+)
 from api.limits import GATE
 from api.negotiation import JSON
 from api.pages import answer_page, parse_cursor, parse_limit
 from api.preferences import parse_preferences
 from api.ranges import is_match
 from api.rendering import job_response, pending_headers, render_job
-from api.state import BLOBS, DATABASE, QUEUE, SETTINGS, WAITERS, tenant_of
-from api.submission import request_key
+from api.replays import act_once, read_key
+from api.state import BLOBS, DATABASE, QUEUE, READS, SETTINGS, WAITERS, tenant_of
 from contract.errors import GoneError, InvalidRequestError, NoCapacityError, OverloadedError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.scores import JobRequest
-from storage import attempts, forgetting, idempotency, jobs, outcomes, receipts
+from storage import attempts, forgetting, jobs, outcomes, receipts
 from storage.database import Transaction
 from storage.jobs import JobRow
 from storage.refs import BlobRef
@@ -64,9 +71,7 @@ async def post_job(request: web.Request) -> web.StreamResponse:
 async def get_job(request: web.Request) -> web.StreamResponse:
     """Show a job; ``?wait=N`` answers at its end or after N seconds."""
     wait_s = _parse_wait(request.query.get("wait"))
-    row = await find_job(request)
-    if wait_s and row.state not in TERMINAL:
-        row = await await_end(request, row, wait_s)
+    row = await (find_job_at_end(request, wait_s) if wait_s else find_job(request))
     raw, history = await _read_beside(request, row)
     receipt = None if raw is None else msgspec.json.decode(raw)
     body = msgspec.json.encode(render_job(request, row, receipt=receipt, history=history))
@@ -85,11 +90,14 @@ async def _read_beside(
     was_tried_before = row.attempt > 1 or row.crash_count > 0 or row.error_count > 0
     if row.receipt_hash is None and not was_tried_before:
         return None, []
-    async with request.app[DATABASE].snapshot() as tx:
+
+    async def look(tx: Transaction) -> tuple[bytes | None, list[attempts.AttemptRow]]:
         raw = None
         if row.receipt_hash is not None:
             raw = await receipts.get_receipt(tx, row.receipt_hash)
         return raw, await attempts.list_attempts(tx, row.id) if was_tried_before else []
+
+    return await request.app[READS].read(("beside", row.tenant, row.id, row.version), look)
 
 
 async def get_request(request: web.Request) -> web.StreamResponse:
@@ -163,19 +171,17 @@ async def _change(
     """Move the job that the path names, once per idempotency key."""
     job_id, tenant = parse_job_id(request), tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
-        if key is not None and await _is_repeated(tx, tenant, key):
-            row = await jobs.get_job(tx, tenant, job_id)
-            return row, {"Idempotent-Replayed": "true"}
-        row = await change(tx, tenant, job_id)
-        if key is not None:
-            await idempotency.bind(tx, tenant, key.route, key.key, job_id)
-    return row, {}
+
+        async def act() -> str:
+            return (await change(tx, tenant, job_id)).id
+
+        _, headers = await act_once(tx, tenant, key, act)
+        return await jobs.get_job(tx, tenant, job_id), headers
 
 
 async def _read_key(request: web.Request) -> IdempotencyKey | None:
-    parse_job_id(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-    return await run_for(body, lambda: request_key(request, body))
+    parse_job_id(request)  # what is no job is not found, whatever its body
+    return await read_key(request)
 
 
 async def delete_job(request: web.Request) -> web.StreamResponse:
@@ -192,11 +198,6 @@ async def delete_job(request: web.Request) -> web.StreamResponse:
     if ref is not None:
         await forgetting.forget(database, request.app[BLOBS], ref)
     return web.Response(status=204)
-
-
-async def _is_repeated(tx: Transaction, tenant: str, key: IdempotencyKey) -> bool:
-    found = await idempotency.find_or_claim(tx, tenant, key.route, key.key, key.body_hash)
-    return found is not None
 
 
 def _parse_wait(text: str | None) -> float:

@@ -6,7 +6,7 @@ from api.bodies import check_plain_text, parse_body, read_body
 from api.bulk.access import parse_bulk_id
 from api.bulk.settings import BulkOptions, BulkSource
 from api.limits import OWN_LIMITS
-from api.routes.bulks import add_bulk
+from api.routes.bulks import add_bulk, answer_replay
 from api.state import DATABASE, SETTINGS, tenant_of
 from contract.bulks import BulkState, RescoreRequest, RescoreSource
 from contract.errors import ConflictError, InvalidRequestError
@@ -28,6 +28,8 @@ def add_routes(app: web.Application) -> None:
 async def post_rescore(request: web.Request) -> web.StreamResponse:
     """Score a bulk, some jobs or what a filter finds again; only what is not known runs."""
     body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    if (replay := await answer_replay(request, body)) is not None:
+        return replay
     wanted = parse_body(request, body, RescoreRequest)
     source = await _find_source(request, wanted.source)
     parameters = wanted.parameters

@@ -5,13 +5,15 @@ signs what goes to the URLs of jobs, can be looked at again.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from api.bodies import check_plain_text, json_response, parse_body, read_body
+from api.idempotency import IdempotencyKey
 from api.limits import OWN_LIMITS
+from api.replays import act_once, read_key
 from api.state import DATABASE, SETTINGS, tenant_of
 from api.submission import request_key
 from api.webhook_rendering import render_endpoint
@@ -20,7 +22,7 @@ from contract.config import Settings
 from contract.endpoints import Disabling, EndpointRequest, EndpointUpdate, SentTest
 from contract.errors import ConflictError, NotFoundError
 from contract.webhooks import check_events
-from storage import endpoints, events, idempotency, tenants
+from storage import endpoints, events, tenants
 from storage.database import Transaction
 from storage.endpoints import EndpointChange, EndpointRow
 
@@ -63,14 +65,16 @@ async def get_secret(request: web.Request) -> web.StreamResponse:
 
 async def post_secret_rotate(request: web.Request) -> web.StreamResponse:
     """Replace the default secret; the old one signs beside it for a day."""
-    tenant = tenant_of(request)
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    key, tenant = await read_key(request), tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
-        if await find_made(request, tx, body) is None:
+
+        async def rotate() -> str:
             await tenants.rotate_secret(tx, tenant)
-            await keep_made(request, tx, body, "rotated")
+            return "rotated"
+
+        _, headers = await act_once(tx, tenant, key, rotate)
         secrets = await tenants.webhook_secrets(tx, tenant)
-    return _secrets_response(secrets)
+    return _secrets_response(secrets, headers)
 
 
 async def post_endpoint(request: web.Request) -> web.StreamResponse:
@@ -81,16 +85,14 @@ async def post_endpoint(request: web.Request) -> web.StreamResponse:
     _check(change, request.app[SETTINGS])
     tenant = tenant_of(request)
     async with request.app[DATABASE].transaction() as tx:
-        made = await find_made(request, tx, body)
-        if made is None:
+
+        async def create() -> str:
             most = request[OWN_LIMITS].webhook_endpoints or 0
-            row = await endpoints.create_endpoint(tx, tenant, change, most=most)
-            await keep_made(request, tx, body, row.id)
-        else:
-            row = await endpoints.get_endpoint(tx, tenant, made)
-    headers = {"Location": f"/v1/webhook_endpoints/{row.id}"}
-    if made is not None:
-        headers["Idempotent-Replayed"] = "true"
+            return (await endpoints.create_endpoint(tx, tenant, change, most=most)).id
+
+        made, replayed = await act_once(tx, tenant, request_key(request, body), create)
+        row = await endpoints.get_endpoint(tx, tenant, made)
+    headers = {"Location": f"/v1/webhook_endpoints/{row.id}", **replayed}
     return json_response(render_endpoint(row, secret=row.secret), status=201, headers=headers)
 
 
@@ -140,16 +142,8 @@ async def delete_endpoint(request: web.Request) -> web.StreamResponse:
 
 async def post_rotate(request: web.Request) -> web.StreamResponse:
     """Replace an endpoint's secret; the old one signs beside the new one for a day."""
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
-
-    async def rotate(tx: Transaction, tenant: str, endpoint_id: str) -> EndpointRow:
-        if await find_made(request, tx, body) is not None:
-            return await endpoints.get_endpoint(tx, tenant, endpoint_id)
-        await keep_made(request, tx, body, endpoint_id)
-        return await endpoints.rotate_endpoint(tx, tenant, endpoint_id)
-
-    row = await _act(request, rotate)
-    return json_response(render_endpoint(row, secret=row.secret))
+    row, headers = await _act_once(request, await read_key(request), endpoints.rotate_endpoint)
+    return json_response(render_endpoint(row, secret=row.secret), headers=headers)
 
 
 async def post_disable(request: web.Request) -> web.StreamResponse:
@@ -161,52 +155,53 @@ async def post_disable(request: web.Request) -> web.StreamResponse:
     async def disable(tx: Transaction, tenant: str, endpoint_id: str) -> EndpointRow:
         return await endpoints.disable_endpoint(tx, tenant, endpoint_id, reason)
 
-    return json_response(render_endpoint(await _act(request, disable)))
+    row, headers = await _act_once(request, request_key(request, body), disable)
+    return json_response(render_endpoint(row), headers=headers)
 
 
 async def post_enable(request: web.Request) -> web.StreamResponse:
     """Send again, from now on."""
-    return json_response(render_endpoint(await _act(request, endpoints.enable_endpoint)))
+    row, headers = await _act_once(request, await read_key(request), endpoints.enable_endpoint)
+    return json_response(render_endpoint(row), headers=headers)
 
 
 async def post_test(request: web.Request) -> web.StreamResponse:
     """Send an event that only says that it is a test; 202 with where its attempts will be."""
-    endpoint_id = parse_endpoint_id(request.match_info["id"])
-    body = await read_body(request, max_bytes=request.app[SETTINGS].max_body_bytes)
+    endpoint_id, tenant = parse_endpoint_id(request.match_info["id"]), tenant_of(request)
+    key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
-        row = await endpoints.get_endpoint(tx, tenant_of(request), endpoint_id)
+        row = await endpoints.get_endpoint(tx, tenant, endpoint_id)
         if row.disabled_at is not None:
             message = f"the endpoint is disabled: {row.disabled_reason}; enable it first"
             raise ConflictError(message)
-        made = await find_made(request, tx, body)
-        if made is None:
-            made = " ".join(await events.add_test_event(tx, row))
-            await keep_made(request, tx, body, made)
+
+        async def send() -> str:
+            return " ".join(await events.add_test_event(tx, row))
+
+        made, replayed = await act_once(tx, tenant, key, send)
     event, _, delivery = made.partition(" ")
-    headers = {"Location": f"/v1/deliveries/{delivery}"}
+    headers = {"Location": f"/v1/deliveries/{delivery}", **replayed}
     return json_response(SentTest(event=event, delivery=delivery), status=202, headers=headers)
-
-
-async def find_made(request: web.Request, tx: Transaction, body: bytes) -> str | None:
-    """Return what an earlier request with this idempotency key made; None: this one is to."""
-    key = request_key(request, body)
-    if key is None:
-        return None
-    tenant = tenant_of(request)
-    return await idempotency.find_or_claim(tx, tenant, key.route, key.key, key.body_hash)
-
-
-async def keep_made(request: web.Request, tx: Transaction, body: bytes, made: str) -> None:
-    """Let the request's idempotency key, where it has one, stand for what it made."""
-    key = request_key(request, body)
-    if key is not None:
-        await idempotency.bind(tx, tenant_of(request), key.route, key.key, made)
 
 
 async def _act(request: web.Request, action: _Action) -> EndpointRow:
     endpoint_id = parse_endpoint_id(request.match_info["id"])
     async with request.app[DATABASE].transaction() as tx:
         return await action(tx, tenant_of(request), endpoint_id)
+
+
+async def _act_once(
+    request: web.Request, key: IdempotencyKey | None, action: _Action
+) -> tuple[EndpointRow, dict[str, str]]:
+    """Do something to the endpoint that the path names, once per idempotency key."""
+    endpoint_id, tenant = parse_endpoint_id(request.match_info["id"]), tenant_of(request)
+    async with request.app[DATABASE].transaction() as tx:
+
+        async def act() -> str:
+            return (await action(tx, tenant, endpoint_id)).id
+
+        _, headers = await act_once(tx, tenant, key, act)
+        return await endpoints.get_endpoint(tx, tenant, endpoint_id), headers
 
 
 def _check(wanted: EndpointChange, settings: Settings) -> None:
@@ -217,5 +212,8 @@ def _check(wanted: EndpointChange, settings: Settings) -> None:
         check_events(wanted.events, param="events")
 
 
-def _secrets_response(secrets: Sequence[str]) -> web.Response:
-    return json_response({"object": "webhook_secret", "key": secrets[0], "secrets": secrets})
+def _secrets_response(
+    secrets: Sequence[str], headers: Mapping[str, str] | None = None
+) -> web.Response:
+    body = {"object": "webhook_secret", "key": secrets[0], "secrets": secrets}
+    return json_response(body, headers=headers)

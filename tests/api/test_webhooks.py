@@ -163,6 +163,21 @@ async def test_an_idempotency_key_makes_one(service: Service) -> None:
     assert len((await service.get(f"{path}/deliveries")).json["data"]) == 1
 
 
+async def test_a_late_repetition_changes_nothing(service: Service) -> None:
+    """A disabling that comes again, after the endpoint was enabled, is answered and not done."""
+    made = await register(service)
+    path = f"{ENDPOINTS}/{made['id']}"
+
+    answers = [
+        await service.post(f"{path}/{action}", {}, Idempotency_Key=key)
+        for action, key in (("disable", "d"), ("enable", "e"), ("disable", "d"), ("enable", "e"))
+    ]
+
+    assert [each.status for each in answers] == [200] * 4
+    assert [each.json["disabled_reason"] is None for each in answers] == [False, True, True, True]
+    assert ["Idempotent-Replayed" in each.headers for each in answers] == [False] * 2 + [True] * 2
+
+
 async def test_the_log_of_a_job_and_of_an_endpoint(service: Service) -> None:
     """Every delivery with its attempts, newest first, by pages and by state."""
     made = await register(service)
@@ -203,6 +218,7 @@ async def test_sending_again(service: Service) -> None:
     ]
 
     assert [answer.status for answer in answers] == [202, 202]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
     assert answers[0].json["state"] == "pending"
     assert answers[0].json["event"] == found[0]["event"]
     assert ranged == [0, 0, 1, 0]

@@ -5,7 +5,6 @@ import json
 import math
 import struct
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -14,31 +13,11 @@ import pytest
 from api.bulk import duplicates
 from api.bulk.access import BULKS
 from api.bulk.duplicates import DuplicateFinder
-from api.bulk.reading import read_lines
-from contract.errors import MalformedRequestError, StoreUnavailableError, UnsupportedMediaTypeError
+from contract.errors import StoreUnavailableError
 from storage.bulks import get_bulk
 from tests.bulk.bench import Bulks, batch_line, render, rows
 
 pyarrow = pytest.importorskip("pyarrow")
-
-
-def to_parquet(table: Any) -> bytes:
-    """Return the bytes of a Parquet file, uncompressed."""
-    from pyarrow import parquet  # noqa: PLC0415
-
-    sink = io.BytesIO()
-    parquet.write_table(table, sink, compression="none", use_dictionary=False)
-    return sink.getvalue()
-
-
-async def count_lines(data: bytes) -> int:
-    """Read an input that comes in pieces; return its lines."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), 1000):
-            yield data[start : start + 1000]
-
-    return sum([len(block) async for block in read_lines(pieces(), max_line_bytes=1000)])
 
 
 def test_ids_that_went_to_disk_are_still_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,22 +32,6 @@ def test_ids_that_went_to_disk_are_still_compared(monkeypatch: pytest.MonkeyPatc
         found = sorted(finder.duplicates())
 
     assert found == [(7, 2001), (7, 2003), (1999, 2002)]
-
-
-async def test_parquet_that_breaks_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The footer is whole and the pages are not, or hold no text: 400, not 500."""
-    whole = to_parquet(pyarrow.table({"item": [f"text {n}" for n in range(5000)]}))
-    broken = whole[:4] + b"\xff" * 500 + whole[504:]
-    no_text = pyarrow.array([b"\xff\xfe"]).cast(pyarrow.binary())
-    strange = pyarrow.StringArray.from_buffers(1, *no_text.buffers()[1:])
-
-    assert await count_lines(whole) == 5000
-    for data in (broken, to_parquet(pyarrow.table({"item": strange}))):
-        with pytest.raises(MalformedRequestError, match="Parquet file is broken"):
-            await count_lines(data)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UnsupportedMediaTypeError, match="pip install"):
-        await count_lines(whole)
 
 
 async def test_a_service_without_pyarrow_writes_jsonl_alone(

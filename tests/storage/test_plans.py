@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from contract.jobs import JobState
 from storage.database import Database, Transaction
 from storage.jobs import list_jobs
-from storage.sweeps import purge_events
+from storage.sweeps import purge_events, purge_tombstones
 from tests.storage.factories import run_sql
 
 _T = TypeVar("_T")
@@ -101,3 +101,25 @@ async def test_old_events_about_no_job_are_found_by_an_index(database: Database)
 
     assert purged == 2
     assert "ix_events_no_job" in plan
+
+
+async def test_old_tombstones_are_found_by_an_index(database: Database) -> None:
+    """Two among 20 000 jobs and many young tombstones: no sweep reads the others."""
+    await run_sql(database, _FILL.format(series=_SERIES[database.dialect]), many=_MANY)
+    for change in (
+        "deleted_at = 1e12 WHERE id LIKE '%7'",
+        "deleted_at = 1 WHERE id IN ('job_100003', 'job_100008')",
+        "deleted_at = 1, blob_key = 'b' WHERE id = 'job_100009'",
+    ):
+        await run_sql(database, f"UPDATE jobs SET {change}")  # noqa: S608
+    await run_sql(database, "ANALYZE jobs")
+
+    early, plan = await _explain(
+        database, lambda tx: purge_tombstones(tx, older_than_s=1e10, limit=500)
+    )
+    async with database.transaction() as tx:
+        purged = await purge_tombstones(tx, older_than_s=1.0, limit=500)
+
+    left = await run_sql(database, "SELECT id FROM jobs WHERE deleted_at = 1")
+    assert (early, purged, [row.id for row in left]) == (0, 2, ["job_100009"])
+    assert "ix_jobs_tombstones" in plan
