@@ -188,10 +188,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--once", action="store_true", help="the first run and its results only")
+    parser.add_argument("--unsafe", action="store_true", help="PostgreSQL without fsync")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="scorekeep-bulk-") as folder,
-        start_postgres() as server,
+        start_postgres(durable=not options.unsafe) as server,
         start_redis() as redis,
     ):
         server.execute("CREATE DATABASE bulk")
