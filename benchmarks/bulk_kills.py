@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.bulk_kills --rows 200000 --workers 3`` starts PostgreSQL, Redis, an API and
 the workers, kills every worker with SIGKILL a second after it began to serve, and starts another.
-``--max-crashes`` is 20: these kills come from outside, and with the default of 3 a row that happened
-to be in hand three times is taken for one that kills workers. Then every line of the results is held against a run without kills, and every job's events are
-counted.
+``--max-crashes`` is 20: these kills come from outside, and with the default of 3 a row that was in
+hand three times is taken for one that kills workers. Then every line of the results is held against
+a run without kills, and every job's events are counted.
 """
 
 import argparse
