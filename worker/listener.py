@@ -4,6 +4,7 @@ A hint is an id. What the work is, who holds it and how it ended is SQL's.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -28,6 +29,8 @@ _HINT_TIMEOUT_S = 30.0
 _STOP_TRIES = 5
 #: A hint in somebody's hands is looked at so often, in case they died.
 _LOOK_AGAIN_S = 1.0
+#: Hints are told as they come; what was not heard is found by looking so often.
+_POLL_S = 0.1
 #: Long enough to clean up on a busy machine: a second cancellation would cut that off.
 _STOP_TRY_S = 2.0
 
@@ -48,6 +51,18 @@ class _Worker(Worker):
         super().__init__([func(cast("WorkerCoroutine", score), name=FUNCTION)], **options)
         self.finishing: set[asyncio.Task[None]] = set()
         self._looked_at: dict[bytes, float] = {}
+        self.hinted = asyncio.Event()
+
+    async def _poll_iteration(self) -> None:
+        """Look once, then wait until there is something to look for.
+
+        arq lets a hundredth of a second pass between two looks: that stays the least.
+        """
+        self.hinted.clear()
+        await super()._poll_iteration()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_POLL_S):
+                await self.hinted.wait()
 
     async def start_jobs(self, job_ids: list[bytes]) -> None:
         """Start what nobody has, as far as there is room."""
@@ -72,6 +87,7 @@ class _Worker(Worker):
         self.finishing.add(task)
         task.add_done_callback(self.finishing.discard)
         await task
+        self.hinted.set()  # there is room for another
 
 
 async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[object]]) -> None:
@@ -86,10 +102,12 @@ async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[
         worker = _Worker(score, **options)
         started_at = asyncio.get_running_loop().time()
         listening = asyncio.create_task(worker.async_run())
+        waking = asyncio.create_task(_wake(queue, model, worker))
         try:
             await asyncio.wait([listening])  # not awaited: arq may swallow a cancellation
         finally:
-            await _await_whole(_end(worker, listening, options["redis_pool"]))
+            waking.cancel()
+            await _await_whole(_end(worker, [listening, waking], options["redis_pool"]))
         _LOG.warning("hints stopped", extra={"reason": _describe(listening)})
         if asyncio.get_running_loop().time() - started_at > _LONGEST_BACKOFF_S:
             backoff_s = _FIRST_BACKOFF_S
@@ -97,14 +115,21 @@ async def listen(queue: Queue, model: str, take_hint: Callable[[str], Awaitable[
         backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
-async def _end(worker: _Worker, listening: "asyncio.Task[None]", pool: ArqRedis) -> None:
+async def _wake(queue: Queue, model: str, worker: _Worker) -> None:
+    """Have a worker look for hints as they come. Those that are missed it finds by itself."""
+    async with contextlib.aclosing(queue.hinted(model)) as heard:
+        async for _ in heard:
+            worker.hinted.set()
+
+
+async def _end(worker: _Worker, own: "list[asyncio.Task[None]]", pool: ArqRedis) -> None:
     """End arq's worker and the hints it holds, then its connections.
 
     A hint that is lost is harmless. Tasks are counted anew each time: arq may swallow a
     cancellation and start more of them.
     """
     for _ in range(_STOP_TRIES):
-        tasks = {listening, *worker.tasks.values(), *worker.job_tasks.values(), *worker.finishing}
+        tasks = {*own, *worker.tasks.values(), *worker.job_tasks.values(), *worker.finishing}
         if worker.main_task is not None:
             tasks.add(worker.main_task)
         running = {task for task in tasks if not task.done()}
