@@ -22,19 +22,20 @@ from typing import Any
 
 import aiohttp
 import psutil
+import redis
 import torch
 
 from benchmarks.bulk import Peak, pass_through
 from benchmarks.bulk_model import list_sentences, time_engine, write_texts
 from benchmarks.report import Report, add_options, say
-from benchmarks.thousand_jobs import make_texts, submit_all
+from benchmarks.thousand_jobs import finish_all, make_texts, submit_all
 from contract.models import ModelConfig
 from contract.scores import ScoreRequest
 from scorekeep.bulk import BulkClient
 from scorekeep.demo_sources import MODELS, default_cache, prepare_models
 from scorekeep.ray import Score
 from tests.e2e.stack import Stack, wait_until_ready
-from tests.services import free_port, start_redis
+from tests.services import free_port, start_postgres, start_redis
 from worker.engine.loader import load_model
 
 _SHARES = (0.1, 0.5, 0.8)
@@ -57,7 +58,7 @@ _SHORT = Scale(rows=600, rounds=2, load_s=8.0, submits=2000, starts=1)
 _LONG = Scale(rows=5000, rounds=5, load_s=60.0, submits=20_000, starts=5)
 
 
-async def _compare(model: Path, scale: Scale, redis: str, folder: Path) -> list[dict[str, Any]]:
+async def _compare(model: Path, scale: Scale, redis_url: str, folder: Path) -> list[dict[str, Any]]:
     """The same texts through the engine in this process and through the service, in turn."""
     texts = list_sentences(scale.rows)
     path = folder / "rows.jsonl"
@@ -66,7 +67,7 @@ async def _compare(model: Path, scale: Scale, redis: str, folder: Path) -> list[
     await asyncio.to_thread(time_engine, score, texts[:256])  # warm
     engine: list[tuple[float, float]] = []
     service: list[tuple[float, dict[str, float]]] = []
-    async with Stack(folder, redis, {"m": {"source": str(model)}}) as stack:
+    async with Stack(folder, redis_url, {"m": {"source": str(model)}}) as stack:
         worker = await stack.start_worker()
         await stack.wait_for("/readyz")
         peak = Peak({"api": stack.api_pid, "worker": worker.pid})
@@ -100,7 +101,7 @@ async def _compare(model: Path, scale: Scale, redis: str, folder: Path) -> list[
 
 
 async def _measure_latency(
-    model: Path, scale: Scale, redis: str, folder: Path
+    model: Path, scale: Scale, redis_url: str, folder: Path
 ) -> list[dict[str, Any]]:
     """Requests at given shares of the capacity: each waits for its scores, none for another."""
     texts = itertools.cycle(list_sentences(2000))
@@ -108,7 +109,7 @@ async def _measure_latency(
     rows: list[dict[str, Any]] = [
         {"load %": "engine alone", "p50 ms": forwards_ms[49], "p99 ms": forwards_ms[98]}
     ]
-    async with Stack(folder, redis, {"m": {"source": str(model)}}) as stack:
+    async with Stack(folder, redis_url, {"m": {"source": str(model)}}) as stack:
         await stack.start_worker()
         await stack.wait_for("/readyz")
         url = f"{stack.url}/v1/score"
@@ -189,12 +190,12 @@ async def _send_openly(
     return taken
 
 
-async def _measure_submits(scale: Scale, redis: str, folder: Path) -> list[dict[str, Any]]:
+async def _measure_submits(scale: Scale, redis_url: str, folder: Path) -> list[dict[str, Any]]:
     """Submits over many connections, without a worker."""
     models = {"m": {"source": "builtin:deterministic"}}
     settings = {"SCOREKEEP_QUEUE_TOKENS": str(10**9)}
     async with (
-        Stack(folder, redis, models, settings=settings) as stack,
+        Stack(folder, redis_url, models, settings=settings) as stack,
         aiohttp.ClientSession() as http,
     ):
         worker = await stack.start_worker()
@@ -212,6 +213,47 @@ async def _measure_submits(scale: Scale, redis: str, folder: Path) -> list[dict[
                 "API CPU us": peak.spent_us(scale.submits)["api"],
             }
         ]
+
+
+async def _measure_jobs(scale: Scale, redis_url: str, folder: Path) -> list[dict[str, Any]]:
+    """Single jobs on PostgreSQL, submitted together, to the last result: what each process does."""
+    models = {"m": {"source": "builtin:deterministic"}}
+    texts = make_texts(scale.submits)
+    with start_postgres(durable=True) as server:
+        server.execute("CREATE DATABASE jobs")
+        async with (
+            Stack(folder, redis_url, models, server.url("jobs")) as stack,
+            aiohttp.ClientSession() as http,
+        ):
+            worker = await stack.start_worker()
+            await stack.wait_for("/readyz")
+            await finish_all(http, stack.url, await submit_all(http, stack.url, texts[:200]))
+            processes = {"api": stack.api_pid, "postgres": server.process.pid, "worker": worker.pid}
+            peak, redis_s = Peak(processes), _read_redis_cpu(redis_url)
+            began = time.perf_counter()
+            ids = await submit_all(http, stack.url, texts)
+            submitted_s = time.perf_counter() - began
+            await finish_all(http, stack.url, ids)
+            took_s = time.perf_counter() - began
+            spent = peak.spent_us(len(ids))
+            redis_us = 1e6 * (_read_redis_cpu(redis_url) - redis_s) / len(ids)
+    return [
+        {
+            "jobs": len(ids),
+            "submits/s": len(ids) / submitted_s,
+            "jobs/s to the last result": len(ids) / took_s,
+            "API us": spent["api"],
+            "PostgreSQL us": spent["postgres"],
+            "worker us": spent["worker"],
+            "Redis us": redis_us,
+        }
+    ]
+
+
+def _read_redis_cpu(url: str) -> float:
+    with redis.Redis.from_url(url) as client:
+        told: Any = client.info("cpu")
+    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
 
 
 async def _measure_start(scale: Scale) -> list[dict[str, Any]]:
@@ -260,7 +302,7 @@ def _list_memory(pid: int) -> dict[str, float]:
     parent = psutil.Process(pid)
     for process in [parent, *parent.children(recursive=True)]:
         words = process.cmdline()
-        kind = "redis" if "redis" in " ".join(words[:1]) else words[-1].rsplit("/", 1)[-1]
+        kind = Path(words[0]).name if "python" not in words[0] else words[-1]
         name = "up" if process.pid == pid else kind
         found[name] = found.get(name, 0.0) + process.memory_info().rss / 2**20
     return found
@@ -271,22 +313,24 @@ async def _run(options: argparse.Namespace) -> None:
     parts = options.only or list(_PARTS)
     report = Report("service_speed", options.results)
     model = default_cache() / "3" / "sentiment"
-    with start_redis() as redis:
+    with start_redis() as url:
         for part in parts:
             with tempfile.TemporaryDirectory(prefix="scorekeep-service-") as name:
                 folder = Path(name)
                 if part == "engine":
-                    report.add("service over engine", await _compare(model, scale, redis, folder))
+                    report.add("service over engine", await _compare(model, scale, url, folder))
                 elif part == "latency":
-                    found = await _measure_latency(model, scale, redis, folder)
+                    found = await _measure_latency(model, scale, url, folder)
                     report.add("latency under load", found)
+                elif part == "jobs":
+                    report.add("single jobs", await _measure_jobs(scale, url, folder))
                 elif part == "submits":
-                    report.add("submits", await _measure_submits(scale, redis, folder))
+                    report.add("submits", await _measure_submits(scale, url, folder))
                 else:
                     report.add("start and memory", await _measure_start(scale))
 
 
-_PARTS = ("engine", "latency", "submits", "start")
+_PARTS = ("engine", "latency", "submits", "jobs", "start")
 
 
 def main() -> None:
