@@ -12,7 +12,7 @@ from api.submission import make_submission
 from api.waiting import wait_for
 from contract.errors import JobNotFoundError, StoreUnavailableError
 from contract.jobs import TERMINAL, Lane
-from contract.scores import ScoreRequest
+from contract.scores import CacheUse, ScoreRequest
 from storage import jobs
 from storage.jobs import JobRow
 
@@ -49,9 +49,12 @@ async def submit(
     *,
     lane: Lane,
     metadata: Mapping[str, str] | None = None,
+    cache: CacheUse = CacheUse.OFF,
 ) -> tuple[JobRow, dict[str, str]]:
     """Record the job that ``body`` asks for; return it with the headers about a replay."""
-    submission = await make_submission(request, body, wanted, lane=lane, metadata=metadata)
+    submission = await make_submission(
+        request, body, wanted, lane=lane, metadata=metadata, cache=cache
+    )
     submitted = await request.app[SUBMITTER].submit(submission)
     headers = {"Idempotent-Replayed": "true"} if submitted.replayed else {}
     return submitted.row, headers

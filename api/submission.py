@@ -18,7 +18,7 @@ from contract.errors import InvalidRequestError, TooLargeError
 from contract.jobs import Lane
 from contract.models import check_request
 from contract.origins import Origin, render_origin
-from contract.scores import JobRequest, ScoreRequest
+from contract.scores import CacheUse, JobRequest, ScoreRequest
 from contract.webhooks import JOB_EVENTS
 from storage.jobs import NewJob
 
@@ -50,11 +50,12 @@ async def make_submission(
     *,
     lane: Lane,
     metadata: Mapping[str, str] | None = None,
+    cache: CacheUse = CacheUse.OFF,
 ) -> Submission:
     """Return what is to be added for ``wanted``, the parsed ``body``.
 
     ``lane`` is where it waits unless the request names a priority, ``metadata`` what is kept of a
-    request that has none of its own. Raises a ``RequestError`` or
+    request that has none of its own, ``cache`` likewise. Raises a ``RequestError`` or
     ``AddressRefusedError`` that names the field.
     """
     settings = request.app[SETTINGS]
@@ -62,7 +63,7 @@ async def make_submission(
     settings = msgspec.structs.replace(settings, max_items=most)
     tokens = await run_for(body, lambda: check_limits(wanted, settings))
     status = await request.app[CATALOG].resolve(wanted.model)
-    extras = JobRequest(items=[], metadata=dict(metadata or {}))
+    extras = JobRequest(items=[], metadata=dict(metadata or {}), cache=cache)
     if isinstance(wanted, JobRequest):
         extras = wanted
 
@@ -88,6 +89,7 @@ async def make_submission(
         queue_deadline_s=extras.queue_deadline_s,
         run_timeout_s=extras.run_timeout_s,
         expires_after_s=extras.expires_after_s or settings.result_ttl_s or None,
+        cache=None if extras.cache is CacheUse.OFF else extras.cache.value,
         origin=render_origin(
             Origin(request_id=request[REQUEST_ID], traceparent=request[TRACEPARENT])
         ),

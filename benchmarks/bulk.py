@@ -13,7 +13,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
@@ -29,6 +30,17 @@ _POLL_S = 0.1
 _POSTGRES = "postgres"
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What a bulk took: until it was uploaded, until it was stored, until its end; CPU a row."""
+
+    bulk: Bulk
+    uploaded_s: float
+    stored_s: float
+    total_s: float
+    cpu_us: dict[str, float]
+
+
 class Peak:
     """The memory and the computing time of some processes, while something else runs."""
 
@@ -41,14 +53,14 @@ class Peak:
         """Count computing time from now on."""
         self._before = self._spent()
 
-    def render_cpu(self, rows: int) -> str:
-        """Return what each process has computed since ``start``, per row.
+    def spent_us(self, rows: int) -> dict[str, float]:
+        """Return the microseconds that each process has computed since ``start``, per row.
 
         Unlike times by the clock, neighbours on the machine hardly change it.
         """
         spent = {name: s - self._before[name] for name, s in self._spent().items()}
         spent["all"] = sum(spent.values())
-        return ", ".join(f"{name} {1e6 * s / rows:.1f} us" for name, s in spent.items())
+        return {name: 1e6 * s / rows for name, s in spent.items()}
 
     async def watch(self) -> None:
         """Sample for ever."""
@@ -62,6 +74,11 @@ class Peak:
             name: _count_cpu(process, backends=name == _POSTGRES)
             for name, process in self._processes.items()
         }
+
+
+def render_cpu(spent_us: Mapping[str, float]) -> str:
+    """Return what ``Peak.spent_us`` counted, in a line."""
+    return ", ".join(f"{name} {us:.1f} us" for name, us in spent_us.items())
 
 
 def _count_cpu(process: psutil.Process, *, backends: bool) -> float:
@@ -100,22 +117,30 @@ async def wait_for_end(bulks: BulkClient, bulk: Bulk) -> tuple[Bulk, float]:
     return bulk, stored_s
 
 
-async def _run(bulks: BulkClient, path: Path, rows: int, name: str, peak: Peak) -> Bulk:
+async def pass_through(
+    bulks: BulkClient, path: Path, rows: int, peak: Peak, **options: object
+) -> Passage:
+    """Submit a file of so many rows and return what it took, by the clock and by the processes."""
     peak.start()
     started = time.perf_counter()
-    bulk = await bulks.submit(path, {"model": "m"})
+    bulk = await bulks.submit(path, {"model": "m", **options})
     uploaded_s = time.perf_counter() - started
     bulk, stored_s = await wait_for_end(bulks, bulk)
-    total_s = time.perf_counter() - started
-    counts = bulk.counts
+    return Passage(bulk, uploaded_s, stored_s, time.perf_counter() - started, peak.spent_us(rows))
+
+
+async def _run(bulks: BulkClient, path: Path, rows: int, name: str, peak: Peak) -> Bulk:
+    took = await pass_through(bulks, path, rows, peak)
+    counts = took.bulk.counts
     sys.stdout.write(
-        f"{name}: {bulk.state.value}, {counts.scored} scored, {counts.from_cache} from the cache\n"
-        f"  uploaded in {uploaded_s:.1f} s; validated and stored in {stored_s:.1f} s = "
-        f"{rows / max(stored_s, 1e-9):.0f} rows/s in\n"
-        f"  all of it in {total_s:.1f} s = {rows / total_s:.0f} rows/s through\n"
-        f"  CPU a row: {peak.render_cpu(rows)}\n"
+        f"{name}: {took.bulk.state.value}, {counts.scored} scored, {counts.from_cache} from the "
+        f"cache\n"
+        f"  uploaded in {took.uploaded_s:.1f} s; validated and stored in {took.stored_s:.1f} s = "
+        f"{rows / max(took.stored_s, 1e-9):.0f} rows/s in\n"
+        f"  all of it in {took.total_s:.1f} s = {rows / took.total_s:.0f} rows/s through\n"
+        f"  CPU a row: {render_cpu(took.cpu_us)}\n"
     )
-    return bulk
+    return took.bulk
 
 
 async def _indexed(bulks: BulkClient, path: Path, rows: int) -> None:
@@ -138,7 +163,7 @@ async def _rescore(bulks: BulkClient, first: Bulk, rows: int, peak: Peak) -> Non
     again, _ = await wait_for_end(bulks, await bulks.rescore({"source": {"bulk": first.id}}))
     sys.stdout.write(
         f"re-score, {again.counts.from_cache} of {again.counts.scored} from the cache: "
-        f"{time.perf_counter() - started:.1f} s; CPU a row: {peak.render_cpu(rows)}\n"
+        f"{time.perf_counter() - started:.1f} s; CPU a row: {render_cpu(peak.spent_us(rows))}\n"
     )
 
 
@@ -188,10 +213,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--once", action="store_true", help="the first run and its results only")
+    parser.add_argument("--unsafe", action="store_true", help="PostgreSQL without fsync")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="scorekeep-bulk-") as folder,
-        start_postgres() as server,
+        start_postgres(durable=not options.unsafe) as server,
         start_redis() as redis,
     ):
         server.execute("CREATE DATABASE bulk")

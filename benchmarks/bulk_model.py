@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow
 
-from benchmarks.bulk import Peak, wait_for_end
+from benchmarks.bulk import Peak, render_cpu, wait_for_end
 from scorekeep.bulk import BulkClient
 from scorekeep.ray import Score
 from tests.e2e.stack import Stack
@@ -30,7 +30,7 @@ _BATCH = 1024
 _SENTENCE = re.compile(r"[A-Z][^.!?<>{}|=\n]{20,300}[.!?]")
 
 
-def _sentences(count: int) -> list[str]:
+def list_sentences(count: int) -> list[str]:
     """Return distinct sentences of what the installed packages and their modules say."""
     found: dict[str, None] = {}
     for text in _texts():
@@ -51,24 +51,35 @@ def _texts() -> Iterator[str]:
                     yield Path(str(file.locate())).read_text()
 
 
-def _time_engine(score: Score, texts: list[str]) -> list[list[float]]:
+def time_engine(score: Score, texts: list[str]) -> tuple[list[list[float]], float, float]:
+    """Return the scores, and the seconds by the clock and of CPU that the engine took."""
     started, before = time.perf_counter(), time.process_time()
     rows: list[dict[str, Any]] = []
     for start in range(0, len(texts), _BATCH):
         table = pyarrow.table({"item": texts[start : start + _BATCH]})
         rows += score(table).to_pylist()
     total_s, cpu_s = time.perf_counter() - started, time.process_time() - before
+    return [row["scores"] for row in rows], total_s, cpu_s
+
+
+def _time_engine(score: Score, texts: list[str]) -> list[list[float]]:
+    scores, total_s, cpu_s = time_engine(score, texts)
     sys.stdout.write(
         f"engine alone: {len(texts) / total_s:.1f} rows/s, {1e6 * cpu_s / len(texts):.0f} us of "
         "CPU a row\n"
     )
-    return [row["scores"] for row in rows]
+    return scores
+
+
+def write_texts(path: Path, texts: list[str]) -> None:
+    """Write a file of a row for each text."""
+    lines = [{"custom_id": f"r{n}", "item": each} for n, each in enumerate(texts)]
+    path.write_bytes(msgspec.json.Encoder().encode_lines(lines))
 
 
 async def _time_bulk(folder: Path, redis: str, model: Path, texts: list[str]) -> list[list[float]]:
     path, out = folder / "rows.jsonl", folder / "out.jsonl"
-    lines = [{"custom_id": f"r{n}", "item": each} for n, each in enumerate(texts)]
-    await asyncio.to_thread(path.write_bytes, msgspec.json.Encoder().encode_lines(lines))
+    await asyncio.to_thread(write_texts, path, texts)
     async with Stack(folder, redis, {"m": {"source": str(model)}}) as stack:
         worker = await stack.start_worker()
         await stack.wait_for("/readyz")
@@ -80,7 +91,7 @@ async def _time_bulk(folder: Path, redis: str, model: Path, texts: list[str]) ->
             total_s = time.perf_counter() - started
             sys.stdout.write(
                 f"as a bulk, HTTP to durable results: {bulk.counts.scored / total_s:.1f} rows/s; "
-                f"CPU a row: {peak.render_cpu(len(texts))}\n"
+                f"CPU a row: {render_cpu(peak.spent_us(len(texts)))}\n"
             )
             await bulks.write_results(bulk.id, out)
     raw = await asyncio.to_thread(out.read_bytes)
@@ -95,7 +106,7 @@ def main() -> None:
         "--model", type=Path, default=Path("~/.cache/scorekeep/demo/3/sentiment").expanduser()
     )
     options = parser.parse_args()
-    texts = _sentences(options.rows)
+    texts = list_sentences(options.rows)
     characters = sum(map(len, texts)) / len(texts)
     sys.stdout.write(f"{len(texts)} sentences of {characters:.0f} characters on average\n")
     score = Score("m", {"source": str(options.model)})

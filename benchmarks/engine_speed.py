@@ -12,10 +12,8 @@ The peers are installed into ``--venvs`` at the first run; one that cannot be is
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +27,7 @@ import transformers
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
 from benchmarks.peers import PEERS, Peer, find_preload, prepare_peer
+from benchmarks.report import describe_machine, say
 from scorekeep.demo_sources import default_cache, prepare_models
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +91,7 @@ def main() -> None:
             model: _measure(folder, models[model](), model, options) for model in options.models
         }
     report = {
-        "machine": _describe_machine(),
+        "machine": describe_machine(),
         "threads": options.threads,
         "dtype": options.dtype,
         "rounds": options.rounds,
@@ -101,7 +100,7 @@ def main() -> None:
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1))
-    _print(f"written: {options.json}")
+    say(f"written: {options.json}")
 
 
 def _parse() -> argparse.Namespace:
@@ -183,7 +182,7 @@ def _find_python(peer: Peer, folder: Path) -> Path:
     try:
         return prepare_peer(peer, folder)
     except subprocess.CalledProcessError as error:
-        _print(f"{peer.name}: pip ended with {error.returncode}: left out")
+        say(f"{peer.name}: pip ended with {error.returncode}: left out")
         return Path("/bin/false")
 
 
@@ -191,7 +190,7 @@ def _is_ready(child: Child) -> bool:
     try:
         child.about = child.read()["about"]
     except RuntimeError as error:
-        _print(f"{child.name}: left out: {error}")
+        say(f"{child.name}: left out: {error}")
         return False
     return True
 
@@ -231,18 +230,18 @@ def _render(
     rows: dict[str, dict[str, Any]],
 ) -> None:
     rate = next(iter(rows.values()))["gemm_gflops"]
-    _print(
+    say(
         f"\n{kind}, {options.dtype}, {lengths}: {options.texts} texts, {tokens} tokens, "
         f"{options.threads} thread(s), medians of {options.rounds}; product {rate:.0f} GFLOP/s"
     )
-    _print(
+    say(
         f"{'engine':16}{'items/s':>9}{'tokens/s':>10}{'of bound':>10}{'ours is':>9}"
         f"{'difference':>12}  CPU s per run"
     )
     for name, row in rows.items():
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
         difference = "" if row["difference"] is None else f"{row['difference']:.0e}"
-        _print(
+        say(
             f"{name:16}{row['items_per_s']:>9.1f}{row['tokens_per_s']:>10.0f}"
             f"{row['share_of_bound']:>10.0%}{ratio:>9}{difference:>12}  "
             + " ".join(f"{one:.2f}" for one in row["all_cpu_s"])
@@ -302,28 +301,6 @@ def _count_weights(model: Path, config: dict[str, Any]) -> int:
         if isinstance(one, torch.nn.ModuleList) and len(one) == count
     ]
     return sum(one.numel() for one in layers.parameters() if one.dim() == 2)
-
-
-def _describe_machine() -> dict[str, Any]:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith(("model name", "flags"))
-    ]
-    flags = set(names[1].split()) if len(names) > 1 else set()
-    wide = sorted(flag for flag in flags if flag.startswith(("avx", "amx")))
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "vectors": wide,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
-        "system": platform.platform(),
-    }
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,15 +27,16 @@ from storage.statements import _compile
 from storage.usage import read_waiting
 from tests.services import start_postgres
 
-_CLAIM_JOBS = 64
+CLAIM_JOBS = 64
 _ROUNDS = 50
 _REQUEST = msgspec.json.encode({"model": "m", "items": ["a text of some forty characters, or so"]})
 
 
-def _job(tenant: str, lane: Lane) -> NewJob:
+def make_job(tenant: str, lane: Lane, model: str = "m") -> NewJob:
+    """Return a job of one short text."""
     return NewJob(
         tenant=tenant,
-        model="m",
+        model=model,
         lane=lane,
         request=_REQUEST,
         item_count=1,
@@ -46,7 +48,7 @@ async def _fill(database: Database, rows: int) -> None:
     page = 5000
     for _ in range(0, rows, page):
         async with database.transaction() as tx:
-            await add_jobs(tx, [_job("heavy", Lane.NORMAL) for _ in range(page)])
+            await add_jobs(tx, [make_job("heavy", Lane.NORMAL) for _ in range(page)])
     async with database.transaction() as tx:  # they have waited for long: ageing favours them
         await tx.execute(text("UPDATE jobs SET created_at = created_at - 1000"))
     if database.dialect == "postgresql":
@@ -54,19 +56,24 @@ async def _fill(database: Database, rows: int) -> None:
             await tx.execute(text("ANALYZE jobs"))
 
 
-async def _claim(tx: Transaction, number: int) -> list[ClaimedJob]:
+async def claim(
+    tx: Transaction, number: int, models: Sequence[str] = ("m",), after_tenant: str = ""
+) -> list[ClaimedJob]:
+    """Claim as a worker does at its ``number``-th claim."""
     return await claim_jobs(
         tx,
         worker="w",
-        models=["m"],
-        max_jobs=_CLAIM_JOBS,
+        models=models,
+        after_tenant=after_tenant,
+        max_jobs=CLAIM_JOBS,
         max_tokens=4096,
         lease_s=30,
         aged_first=number % AGED_EVERY == 0,
     )
 
 
-async def _complete(database: Database, jobs: list[ClaimedJob]) -> None:
+async def complete(database: Database, jobs: list[ClaimedJob]) -> None:
+    """Write that they succeeded."""
     outcomes = [
         JobOutcome(id=job.id, attempt=job.attempt, state=JobState.SUCCEEDED, scored=1, failed=0)
         for job in jobs
@@ -83,17 +90,17 @@ async def _measure(database: Database, rows: int) -> None:
     number = 0
     for _ in range(_ROUNDS):
         async with database.transaction() as tx:
-            (single,) = await add_jobs(tx, [_job("light", Lane.NORMAL)])
+            (single,) = await add_jobs(tx, [make_job("light", Lane.NORMAL)])
         claims = 0
         while True:
             number += 1
             claims += 1
             async with database.transaction() as tx:
                 began, spent = time.perf_counter(), time.process_time()
-                jobs = await _claim(tx, number)
+                jobs = await claim(tx, number)
                 cpu.append((time.process_time() - spent) * 1000)
                 costs.append((time.perf_counter() - began) * 1000)
-            await _complete(database, jobs)
+            await complete(database, jobs)
             if single.id in {job.id for job in jobs}:
                 break
         waited.append(claims)
@@ -105,7 +112,7 @@ async def _measure(database: Database, rows: int) -> None:
     print(  # noqa: T201
         f"{database.dialect}: {rows} queued rows of another tenant; a single job was in claim "
         f"{statistics.mean(waited):.2f} on average, {max(waited)} at most, of {_ROUNDS}; "
-        f"a claim of {_CLAIM_JOBS}: median {statistics.median(costs):.1f} ms, "
+        f"a claim of {CLAIM_JOBS}: median {statistics.median(costs):.1f} ms, "
         f"{statistics.median(cpu):.1f} ms of this process's CPU, "
         f"p99 {costs[int(len(costs) * 0.99) - 1]:.1f} ms; counting what waits {reading_ms:.0f} ms"
     )
@@ -116,7 +123,7 @@ async def _explain(database: Database) -> None:
     values = {
         "worker": "w",
         "models": '["m"]',
-        "max_jobs": _CLAIM_JOBS,
+        "max_jobs": CLAIM_JOBS,
         "max_tokens": 4096,
         "lease_s": 30.0,
         "aged": 0,

@@ -26,12 +26,14 @@ from worker.engine.loader import load_model
 CONNECTIONS = 64
 
 
-def _texts(count: int) -> list[str]:
+def make_texts(count: int) -> list[str]:
+    """Return distinct texts of 6 to 15 words."""
     words = [f"word{n}" for n in (3, 14, 15, 9, 26, 5, 35, 8, 97, 93, 23, 84, 62, 64, 33, 83)]
     return [" ".join(words[n % 7 : n % 7 + 6 + n % 9]) + f" {n}" for n in range(count)]
 
 
-async def _submit(http: aiohttp.ClientSession, url: str, texts: list[str]) -> list[str]:
+async def submit_all(http: aiohttp.ClientSession, url: str, texts: list[str]) -> list[str]:
+    """Submit a job per text over ``CONNECTIONS`` connections; return their ids in order."""
     gate = asyncio.Semaphore(CONNECTIONS)
 
     async def submit(text: str) -> str:
@@ -42,7 +44,8 @@ async def _submit(http: aiohttp.ClientSession, url: str, texts: list[str]) -> li
     return list(await asyncio.gather(*(submit(text) for text in texts)))
 
 
-async def _finish(http: aiohttp.ClientSession, url: str, ids: list[str]) -> list[Job]:
+async def finish_all(http: aiohttp.ClientSession, url: str, ids: list[str]) -> list[Job]:
+    """Return the jobs at their ends."""
     gate = asyncio.Semaphore(CONNECTIONS)
 
     async def finish(job_id: str) -> Job:
@@ -75,11 +78,11 @@ async def _measure_service(source: str, texts: list[str]) -> tuple[float, float,
         try:
             async with aiohttp.ClientSession() as http:
                 await wait_until_ready(http, url)
-                await _finish(http, url, await _submit(http, url, texts[:32]))
+                await finish_all(http, url, await submit_all(http, url, texts[:32]))
                 started = time.perf_counter()
-                ids = await _submit(http, url, texts)
+                ids = await submit_all(http, url, texts)
                 submitted_s = time.perf_counter() - started
-                jobs = await _finish(http, url, ids)
+                jobs = await finish_all(http, url, ids)
                 return submitted_s, time.perf_counter() - started, jobs
         finally:
             process.send_signal(signal.SIGTERM)
@@ -107,7 +110,7 @@ def main() -> None:
     parser.add_argument("source", help="a checkpoint folder")
     parser.add_argument("--jobs", type=int, default=1000)
     options = parser.parse_args()
-    texts = _texts(options.jobs)
+    texts = make_texts(options.jobs)
 
     submitted_s, total_s, jobs = asyncio.run(_measure_service(options.source, texts))
     forward_s = _measure_engine(options.source, texts)

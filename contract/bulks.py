@@ -11,6 +11,7 @@ import msgspec
 from contract.jobs import Lane
 from contract.scores import (
     Activation,
+    CacheUse,
     Determinism,
     Instruction,
     ItemError,
@@ -67,14 +68,6 @@ ENDED_BULKS = frozenset(
 BATCH_STATUS: dict[BulkState, str] = {
     state: "in_progress" if state is BulkState.RUNNING else state.value for state in BulkState
 }
-
-
-class CacheUse(StrEnum):
-    """What a bulk does with scores that the same model gave the same input before."""
-
-    READ = "read"  #: takes them, and keeps its own for others
-    REFRESH = "refresh"  #: runs everything, and keeps its own for others
-    OFF = "off"  #: runs everything and keeps nothing for others
 
 
 class BulkEventType(StrEnum):

@@ -18,6 +18,7 @@ from contract.parsing import MAX_TOKEN_ID, TokenId, parse_in_slices, parse_json
 __all__ = [
     "Activation",
     "AttemptEnd",
+    "CacheUse",
     "Determinism",
     "Instruction",
     "ItemError",
@@ -78,6 +79,14 @@ class Mode(StrEnum):
 
     LABELS = "labels"  #: the labels' probabilities after the prompt
     LOGLIKELIHOOD = "loglikelihood"  #: each item's own log-probability given the query
+
+
+class CacheUse(StrEnum):
+    """What a bulk does with scores that the same model gave the same input before."""
+
+    READ = "read"  #: takes them, and keeps its own for others
+    REFRESH = "refresh"  #: runs everything, and keeps its own for others
+    OFF = "off"  #: runs everything and keeps nothing for others
 
 
 class Determinism(StrEnum):
@@ -163,6 +172,7 @@ class JobRequest(ScoreRequest, kw_only=True):
     queue_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86400)] | None = None
     run_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
     expires_after_s: Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86400)] | None = None
+    cache: CacheUse = CacheUse.OFF
 
 
 class ItemError(msgspec.Struct, frozen=True):
@@ -185,13 +195,15 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 class Usage(msgspec.Struct, frozen=True):
     """Token counts. ``prompt_tokens`` counts every item's full sequence, however it was computed.
 
-    ``computed_tokens`` says what the device did: less when items shared a prefix.
+    ``computed_tokens`` says what the device did: less when items shared a prefix. ``from_cache``
+    counts items whose scores were known; left out where none were.
     """
 
     prompt_tokens: int = 0
     total_tokens: int = 0
     completion_tokens: int = 0
     computed_tokens: int = 0
+    from_cache: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCounts(msgspec.Struct, frozen=True, array_like=True):

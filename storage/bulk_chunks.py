@@ -17,7 +17,6 @@ from storage.bulk_tables import bulk_chunks
 from storage.counters import add_counts
 from storage.database import Transaction, database_now
 from storage.events import ENDED, add_events
-from storage.jobs import JobRow, parse_job, select_jobs
 from storage.statements import execute, render_hint
 from storage.tables import PARKED_AT, jobs
 
@@ -35,7 +34,6 @@ __all__ = [
     "join_segment",
     "places_by_line",
     "read_chunks",
-    "read_jobs",
     "read_requests",
     "replace_sources",
 ]
@@ -226,17 +224,6 @@ async def has_open_chunks(tx: Transaction, bulk_id: str) -> bool:
     """Whether some job of the bulk has not ended."""
     statement = "SELECT 1 FROM bulk_chunks WHERE bulk_id = :id AND open_jobs > 0 LIMIT 1"
     return (await execute(tx, statement, {"id": bulk_id})).one_or_none() is not None
-
-
-async def read_jobs(tx: Transaction, ids: Collection[str]) -> dict[str, JobRow]:
-    """Return the jobs with their results, by id; those that were deleted are missing."""
-    found: dict[str, JobRow] = {}
-    wanted = sorted(ids)
-    for start in range(0, len(wanted), _IDS_A_STATEMENT):
-        some = wanted[start : start + _IDS_A_STATEMENT]
-        query = select_jobs(payload=True).where(jobs.c.id.in_(some), jobs.c.deleted_at.is_(None))
-        found |= {row.id: parse_job(row) for row in await tx.execute(query)}
-    return found
 
 
 async def read_requests(

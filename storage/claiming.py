@@ -91,7 +91,7 @@ UPDATE jobs SET
     lease_until_at = {{now}} + :lease_s, started_at = {{now}}, queue_deadline_at = NULL
 FROM taken WHERE jobs.id = taken_id
 RETURNING id, tenant, model, lane, attempt, crash_count, error_count, item_count,
-          estimated_tokens, run_timeout_s, created_at, request, origin, generation,
+          estimated_tokens, run_timeout_s, created_at, request, origin, generation, cache,
           {{now}} - available_at AS waited_s,
           CASE WHEN scored_count > 0 THEN blob_key END AS kept_key, usage AS kept_usage,
           result AS kept_result, tensors AS kept_tensors"""  # noqa: S608

@@ -72,6 +72,7 @@ class ClaimedJob:
     origin: str | None = None
     waited_s: float = 0.0
     kept: "KeptScores | None" = None
+    cache: str | None = None
 
     @property
     def claim(self) -> Claim:
@@ -146,6 +147,7 @@ async def claim_jobs(  # noqa: PLR0913  # each limits the claim
             origin=row.origin,
             waited_s=max(0.0, float(row.waited_s)),
             kept=_parse_kept(row),
+            cache=row.cache,
         )
         for row in result
     ]

@@ -38,6 +38,7 @@ __all__ = [
     "list_jobs",
     "parse_job",
     "queue_depth",
+    "read_jobs",
     "read_request",
     "running_jobs",
     "select_jobs",
@@ -49,14 +50,15 @@ _OPEN = [state.value for state in JobState if state not in TERMINAL]
 _RARE = TERMINAL - {JobState.SUCCEEDED}
 _PAYLOAD = ("result", "tensors")
 _UNREAD: tuple[str, ...] = ("request", "available_at", "lease_until_at", "hinted_at")
-_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines", "stored_bytes")
+_UNREAD += ("expires_after_s", "bulk_chunk", "bulk_lines", "stored_bytes", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """What a client submitted. ``request`` is opaque; it is compressed on its way in.
 
-    ``origin`` is JSON of ``contract.origins``.
+    ``origin`` is JSON of ``contract.origins``, ``cache`` what it does with known scores: ``read``,
+    ``refresh`` or nothing.
     """
 
     tenant: str
@@ -72,6 +74,7 @@ class NewJob:
     run_timeout_s: float | None = None
     expires_after_s: float | None = None
     origin: str | None = None
+    cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +208,17 @@ async def list_jobs(  # noqa: PLR0913  # a filter each
     return [parse_job(row) for row in result]
 
 
+async def read_jobs(tx: Transaction, ids: Collection[str]) -> dict[str, JobRow]:
+    """Return the jobs with their results, by id; those that were deleted are missing."""
+    found: dict[str, JobRow] = {}
+    wanted = sorted(ids)
+    for start in range(0, len(wanted), _IDS_A_STATEMENT):
+        some = wanted[start : start + _IDS_A_STATEMENT]
+        query = select_jobs(payload=True).where(jobs.c.id.in_(some), jobs.c.deleted_at.is_(None))
+        found |= {row.id: parse_job(row) for row in await tx.execute(query)}
+    return found
+
+
 async def finished_among(tx: Transaction, ids: Collection[str]) -> set[str]:
     """Return those of ``ids`` that will not change any more: ended, deleted, or never there."""
     open_ids: set[str] = set()
@@ -312,6 +326,7 @@ def _render_jobs(new: Sequence[NewJob]) -> list[dict[str, Any]]:
             "run_timeout_s": job.run_timeout_s,
             "expires_after_s": job.expires_after_s,
             "origin": job.origin,
+            "cache": job.cache,
         }
         for job in new
     ]

@@ -39,7 +39,8 @@ __all__ = ["FUNCTION", "Queue"]
 FUNCTION = "score"
 
 _logger = logging.getLogger(__name__)
-_CHANNEL = "scorekeep:finished"
+_FINISHED = "scorekeep:finished"
+_HINTED = "scorekeep:hinted:"
 _HINT_TIMEOUT_S = 0.5
 _HINTS_PER_PIPELINE = 500
 _HINT_KEPT_MS = 3_600_000
@@ -157,7 +158,7 @@ class Queue:
             return True
         try:
             async with asyncio.timeout(_HINT_TIMEOUT_S):
-                await self._redis.publish(_CHANNEL, msgspec.json.encode(list(ids)))
+                await self._redis.publish(_FINISHED, msgspec.json.encode(list(ids)))
         except _FAILURES as error:
             self._note_failure(error)
             return False
@@ -166,14 +167,26 @@ class Queue:
 
     async def finished(self) -> AsyncGenerator[str, None]:
         """Yield ids of jobs as they end, for ever; reconnects, and then may have missed some."""
+        async with contextlib.aclosing(self._hear(_FINISHED)) as heard:
+            async for data in heard:
+                with contextlib.suppress(msgspec.DecodeError):  # somebody else's
+                    for job_id in _ids.decode(data):
+                        yield job_id
+
+    async def hinted(self, model: str) -> AsyncGenerator[None, None]:
+        """Yield when ``model``'s jobs were hinted, for ever; may miss some, as ``finished`` may."""
+        async with contextlib.aclosing(self._hear(_HINTED + model)) as heard:
+            async for _ in heard:
+                yield
+
+    async def _hear(self, channel: str) -> AsyncGenerator[bytes, None]:
         failures = 0
         while True:
             try:
-                async with contextlib.aclosing(self._listen()) as heard:
-                    async for ids in heard:
+                async with contextlib.aclosing(self._listen(channel)) as heard:
+                    async for data in heard:
                         failures = 0
-                        for job_id in ids:
-                            yield job_id
+                        yield data
             except _FAILURES as error:
                 self._note_failure(error)
             await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
@@ -229,6 +242,7 @@ class Queue:
         now_ms = int(time.time() * 1000)
         async with self._redis.pipeline(transaction=False) as pipe:
             scores: dict[str, dict[str, float]] = {}
+            models = {parse_hinted_model(hint) for hint in hints}
             for hint in hints:
                 claim = parse_hint(hint)
                 name = f"{claim.id}:{claim.attempt}"
@@ -241,18 +255,19 @@ class Queue:
             for queue, some in scores.items():
                 pipe.zadd(queue, some)
                 pipe.pexpire(queue, _HINT_KEPT_MS)  # a model that nobody serves leaves nothing
+            for model in models:
+                pipe.publish(_HINTED + model, b"")
             await pipe.execute()
 
-    async def _listen(self) -> AsyncGenerator[list[str], None]:
+    async def _listen(self, channel: str) -> AsyncGenerator[bytes, None]:
         pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
-            await pubsub.subscribe(_CHANNEL)
+            await pubsub.subscribe(channel)
             heard_at = time.monotonic()
             while True:
                 message = await pubsub.get_message(timeout=_LISTEN_BEAT_S)
                 if message is not None and message["type"] == "message":
-                    with contextlib.suppress(msgspec.DecodeError):  # somebody else's
-                        yield _ids.decode(message["data"])
+                    yield message["data"]
                 if message is not None:
                     heard_at = time.monotonic()
                 elif time.monotonic() - heard_at > 2 * _LISTEN_BEAT_S:

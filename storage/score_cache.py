@@ -66,6 +66,7 @@ _FIND = """
 SELECT c.key, c.job_id, c.first_item, c.item_count, c.has_hidden
 FROM {rows(key text)} r JOIN score_cache c ON c.key = r.key JOIN jobs j ON j.id = c.job_id
 WHERE j.tenant = :tenant AND j.deleted_at IS NULL AND c.has_hidden >= :hidden
+  AND j.state IN ('succeeded', 'partial')
   AND (j.expires_at IS NULL OR j.expires_at > {now})
 """
 

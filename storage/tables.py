@@ -119,6 +119,7 @@ jobs = Table(
     Column("bulk_lines", Integer),  # how many of the bulk's lines it decides
     Column("origin", Text),  # JSON: the request that submitted it, and its trace
     Column("stored_bytes", BigInteger),  # its request and its tensors
+    Column("cache", Text),  # read or refresh; of a bulk's jobs the bulk's reader sees to it
     Index("ix_jobs_tenant_id", "tenant", "id"),
     # The claim's index: only queued rows are in it, so that it stays as small as the backlog.
     # In the order of available_at, which no other index has: PostgreSQL would take that one.

@@ -91,6 +91,7 @@ class Scoring:
             "fenced_writes": counts.fenced,
             "jobs_released": counts.released,
             "jobs_retried": counts.retried,
+            "cache_hits": counts.from_cache,
             "commits": counts.commits,
             "commit_seconds": counts.commit_s,
             "tokens_claimed": self.pump.tokens_claimed,

@@ -25,73 +25,29 @@ from storage.claims import Claim, ClaimedJob
 from storage.forgetting import rewrite
 from storage.ids import create_id
 from storage.outcomes import JobOutcome, complete_jobs, find_completed
+from storage.score_cache import put_cached
 from worker.batcher import MicroBatcher, Submission, Ticket
+from worker.caching import list_entries, recall, tell_known
 from worker.crashing import crash_here
 from worker.deadlines import HardDeadline
 from worker.earlier import list_open, place_readings, read_earlier
 from worker.engine.encoding import EncodedBatch
-from worker.engine.merging import EarlierScores, keep_all, merge
+from worker.engine.merging import keep_all, merge
 from worker.engine.seam import JobScores, PreparedJob, Scorer
 from worker.engine.seam import Sequence as TokenSequence
 from worker.isolation import Failure
 from worker.leases import LeaseKeeper
 from worker.results import fail_job, has_scores, list_readings, render_outcome, render_problem
 from worker.stores import Stores
+from worker.work import Conclusion, Counts, Work
 
-__all__ = ["Counts", "Tasks", "Work"]
+__all__ = ["Tasks"]
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 _RETRY_DELAY_S = 1.0
-
-
-@dataclass(slots=True)
-class Counts:
-    """What this worker did since it started."""
-
-    completed: int = 0
-    items: int = 0
-    tokens: int = 0
-    fenced: int = 0
-    released: int = 0
-    retried: int = 0
-    commits: int = 0
-    commit_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One claimed job on its way. ``error`` ends it; a retryable one gives it back to the queue."""
-
-    job: ClaimedJob
-    prepared: PreparedJob | None = None
-    ticket: Ticket | None = None
-    scores: JobScores | None = None
-    error: Exception | None = None
-    #: of a retried job: what it keeps, and which of its sequences are still to be scored
-    earlier: EarlierScores | None = None
-    places: list[int] | None = None
-    started_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def claim(self) -> Claim:
-        """What fences every write about this job."""
-        return Claim(self.job.id, self.job.attempt)
-
-
-@dataclass(slots=True)
-class Conclusion:
-    """What is to be written about a batch."""
-
-    outcomes: list[JobOutcome] = field(default_factory=list)
-    again: list[Work] = field(default_factory=list)
-    released: list[Work] = field(default_factory=list)
-    blob_key: str | None = None
-    data: bytes = b""
-    #: blobs that hold scores which were kept and written anew
-    earlier_keys: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -117,6 +73,7 @@ class Tasks:
             except StoreUnavailableError as error:  # it is given back
                 work.error = error
         await asyncio.to_thread(self._prepare_all, scorer, works)
+        await recall(self.stores, scorer, works)
         return works
 
     async def score(self, scorer: Scorer, works: Sequence[Work]) -> None:
@@ -159,7 +116,7 @@ class Tasks:
         if conclusion.blob_key is not None:
             blob = await self._write_blob(conclusion.blob_key, conclusion.data, claims)
             crash_here("after_blob", self.settings.crash_at)
-        done = await self._commit(outcomes, blob) if outcomes else set()
+        done = await self._commit(conclusion, blob) if outcomes else set()
         crash_here("after_commit", self.settings.crash_at)
         await self._give_back(conclusion)
         await self._drop_fenced(outcomes, done, blob)
@@ -257,6 +214,7 @@ class Tasks:
             for work in works
             if work.scores is not None
         ]
+        conclusion.entries = list_entries(works)
         return conclusion
 
     def _conclude_one(self, scorer: Scorer, work: Work, conclusion: Conclusion) -> None:
@@ -291,8 +249,9 @@ class Tasks:
         put = functools.partial(self.stores.blobs.put, key, data)
         return await self._retry("blob not written", claims, put)
 
-    async def _commit(self, outcomes: Sequence[JobOutcome], blob: BlobInfo | None) -> set[str]:
+    async def _commit(self, conclusion: Conclusion, blob: BlobInfo | None) -> set[str]:
         """Complete in one transaction. After an error that may hide a commit, read first."""
+        outcomes = conclusion.outcomes
         claims = [outcome.claim for outcome in outcomes]
         tried = False
 
@@ -306,6 +265,7 @@ class Tasks:
                 tried = True
                 left = [outcome for outcome in outcomes if outcome.id not in earlier]
                 done = await complete_jobs(tx, left, blob) if left else set()
+                await put_cached(tx, [e for e in conclusion.entries if e.job_id in done])
                 crash_here("before_commit", self.settings.crash_at)
             self.counts.commits += 1
             self.counts.commit_s += time.monotonic() - started_at
@@ -360,6 +320,7 @@ class Tasks:
                 if outcome.usage is not None:
                     usage = msgspec.json.decode(outcome.usage, type=Usage)
                     self.counts.tokens += usage.prompt_tokens
+                    self.counts.from_cache += usage.from_cache or 0
 
     async def _drop_fenced(
         self, outcomes: Sequence[JobOutcome], done: set[str], blob: BlobInfo | None
@@ -389,7 +350,7 @@ def _finish(scorer: Scorer, work: Work, prepared: PreparedJob) -> JobScores:
     if work.places is None or work.earlier is None:
         return scorer.finish(prepared, readings)
     fresh = scorer.finish(prepared, place_readings(prepared, work.places, readings))
-    return merge(fresh, work.earlier)
+    return (tell_known if work.is_known else merge)(fresh, work.earlier)
 
 
 def _first_failure(work: Work) -> ScoreError:

@@ -2,22 +2,20 @@
 
 Of lines that differ in nothing but their one text, what they share is worked out once: a million
 rows of one kind would otherwise build, check and encode a million requests of seventeen fields.
-The only place that says what the hash of an input is.
 """
 
-import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from api.submission import CHARACTERS_PER_TOKEN, estimate_tokens
+from contract.inputs import bare_request, hash_told
 from contract.scores import ScoreRequest
 from storage.bulk_chunks import Place
 
-__all__ = ["Family", "decode_request", "gather_items", "has_own_parts", "hash_input"]
+__all__ = ["Family", "decode_request", "gather_items", "has_own_parts"]
 
-_HASH_BYTES = 16
 _PLACE = b"@"
 _encode = msgspec.json.Encoder().encode
 
@@ -46,11 +44,6 @@ def has_own_parts(request: ScoreRequest) -> bool:
     return own_labels or request.queries is not None
 
 
-def hash_input(request: ScoreRequest) -> str:
-    """Return the hash of what a request asks, whatever model answers and what is kept of it."""
-    return hashlib.blake2b(_encode(_bare(request)), digest_size=_HASH_BYTES).hexdigest()
-
-
 class Family:
     """All of a checked request but its one text. ``request`` has no items."""
 
@@ -59,7 +52,7 @@ class Family:
     def __init__(self, request: ScoreRequest, fingerprint: str) -> None:
         self.request = msgspec.structs.replace(request, items=[])
         self.fingerprint = fingerprint
-        hole = msgspec.structs.replace(_bare(request), items=msgspec.Raw(_PLACE))
+        hole = msgspec.structs.replace(bare_request(request), items=msgspec.Raw(_PLACE))
         head, _, self._tail = _encode(hole).partition(_PLACE)
         self._head = head + b"["
         self._tail = b"]" + self._tail
@@ -67,13 +60,8 @@ class Family:
 
     def hash(self, text: str) -> str:
         """Return what ``hash_input`` says of the request with this text."""
-        told = self._head + _encode(text) + self._tail
-        return hashlib.blake2b(told, digest_size=_HASH_BYTES).hexdigest()
+        return hash_told(self._head + _encode(text) + self._tail)
 
     def tokens(self, text: str) -> int:
         """Return what ``estimate_tokens`` says of the request with this text."""
         return self._around_tokens - (-len(text) // CHARACTERS_PER_TOKEN)
-
-
-def _bare(request: ScoreRequest) -> ScoreRequest:
-    return msgspec.structs.replace(request, model=None, return_pooled_hidden_states=False)

@@ -12,9 +12,9 @@ from api.bulk.settings import parse_options
 from api.rendering import HIDDEN_STATES, find_tensor, parse_result
 from contract.bulks import CacheUse
 from contract.jobs import JobState
-from storage.bulk_chunks import Chunk, Place, places_by_line, read_chunks, read_jobs
+from storage.bulk_chunks import Chunk, Place, places_by_line, read_chunks
 from storage.bulks import BulkRow, change_bulk
-from storage.jobs import JobRow
+from storage.jobs import JobRow, read_jobs
 from storage.receipts import get_receipt
 from storage.score_cache import CacheEntry, cache_key, put_cached
 

@@ -5,13 +5,14 @@ from typing import Any, Self
 
 import msgspec
 
-from api.bulk.families import Family, has_own_parts, hash_input
+from api.bulk.families import Family, has_own_parts
 from api.catalog import choose_model
 from api.compatible.endpoints import BATCH_ENDPOINTS, parse_line
 from api.submission import check_limits
 from contract.bulks import LineError
 from contract.config import Settings
 from contract.errors import InvalidRequestError, ScoreError, TooLargeError
+from contract.inputs import hash_input
 from contract.models import ModelStatus, check_request
 from contract.rows import LONGEST_ID, RowReader, check_custom_id, convert_request, is_plain_id
 from contract.scores import ScoreRequest, parse_json

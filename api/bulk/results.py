@@ -17,9 +17,9 @@ from contract.errors import NotFoundError
 from contract.jobs import TERMINAL, JobState
 from contract.scores import ItemError
 from storage.blobs import BlobStore
-from storage.bulk_chunks import Chunk, places_by_line, read_chunks, read_jobs
+from storage.bulk_chunks import Chunk, places_by_line, read_chunks
 from storage.database import Database
-from storage.jobs import JobRow
+from storage.jobs import JobRow, read_jobs
 
 __all__ = ["LineResult", "ScoredItems", "load_items", "read_results", "take_done"]
 

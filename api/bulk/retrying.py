@@ -22,13 +22,12 @@ from storage.bulk_chunks import (
     join_segment,
     places_by_line,
     read_chunks,
-    read_jobs,
     read_requests,
     replace_sources,
 )
 from storage.bulks import BulkRow, reopen_bulk, rewind_index
 from storage.database import Transaction
-from storage.jobs import JobRow
+from storage.jobs import JobRow, read_jobs
 
 __all__ = ["retry_bulk", "retry_chunk"]
 

@@ -17,10 +17,10 @@ from api.tensor_files import render_header
 from contract.errors import NotFoundError
 from contract.jobs import JobState
 from storage.blobs import BlobStore
-from storage.bulk_chunks import Chunk, read_chunks, read_jobs
+from storage.bulk_chunks import Chunk, read_chunks
 from storage.bulks import BulkRow
 from storage.database import Database
-from storage.jobs import JobRow
+from storage.jobs import JobRow, read_jobs
 
 __all__ = ["SHARD_ROWS", "ShardFile", "VectorSet", "describe_vectors", "shard_name"]
 

@@ -20,7 +20,7 @@ from contract.endpoints import (
 )
 from contract.jobs import JobState
 from contract.overview import Overview
-from contract.scores import Job, JobRequest, ScoreRequest, ScoreResponse, Scores
+from contract.scores import CacheUse, Job, JobRequest, ScoreRequest, ScoreResponse, Scores
 
 __all__ = ["OPERATIONS", "PATH_PATTERNS", "Operation", "Parameter"]
 
@@ -74,6 +74,11 @@ _PREFER = Parameter(
 )
 _RANGE = Parameter("Range", {"type": "string"}, "One range of bytes.", "header")
 _MODEL = Parameter("model", {"type": "string"}, "The model, where the body names none.")
+_CACHE = Parameter(
+    "cache",
+    {"type": "string", "enum": [each.value for each in CacheUse]},
+    "What is done with scores that are known: `off` unless said.",
+)
 _ENCODING = Parameter(
     "encoding_format",
     {"enum": ["float", "base64"]},
@@ -106,7 +111,7 @@ def _score(body: Any, answer: Any, text: str) -> Operation:  # noqa: ANN401  # t
         "compatible",
         {200: answer, 202: Job},
         body=body,
-        parameters=(_PREFER, _MODEL),
+        parameters=(_PREFER, _MODEL, _CACHE),
         errors=(404, 409, 410, 413, 415, 422, 500, 504),
         text=text,
     )

@@ -16,10 +16,10 @@ from api.results import read_scores
 from api.state import BLOBS, DATABASE, tenant_of
 from contract.bulks import ENDED_BULKS
 from contract.errors import ConflictError, ResultNotReadyError
-from storage.bulk_chunks import read_chunks, read_jobs
+from storage.bulk_chunks import read_chunks
 from storage.bulks import BulkRow
 from storage.database import Transaction
-from storage.jobs import JobRow, get_job
+from storage.jobs import JobRow, get_job, read_jobs
 from storage.receipts import get_receipt
 
 __all__ = ["add_routes"]

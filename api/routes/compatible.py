@@ -28,7 +28,7 @@ from api.state import SETTINGS
 from contract.errors import InputTooLongError, InvalidRequestError
 from contract.jobs import TERMINAL, JobState, Lane
 from contract.results import StoredResult
-from contract.scores import Problem, ScoreRequest, Usage
+from contract.scores import CacheUse, Problem, ScoreRequest, Usage
 from storage.jobs import JobRow
 
 __all__ = ["add_routes"]
@@ -59,6 +59,7 @@ async def post_compatible(request: web.Request) -> web.StreamResponse:
         wanted,
         lane=parsed.lane or (Lane.INTERACTIVE if wait_s else Lane.NORMAL),
         metadata=parsed.metadata,
+        cache=_cache_of(request),
     )
     if wait_s:
         row = await await_end(request, row, wait_s)
@@ -73,13 +74,22 @@ async def post_compatible(request: web.Request) -> web.StreamResponse:
 def _name_model(request: web.Request, wanted: ScoreRequest) -> ScoreRequest:
     """Return the request with the model of ``?model=``, for clients whose bodies name none."""
     for name in request.query:
-        if name != "model":
-            message = f"there is no parameter {name[:100]!r}; a model may be named by model"
+        if name not in {"model", "cache"}:
+            message = f"there is no parameter {name[:100]!r}; there are model and cache"
             raise InvalidRequestError(message, param=name[:100])
     named = request.query.get("model")
     if wanted.model is not None or named is None:
         return wanted
     return msgspec.structs.replace(wanted, model=named)
+
+
+def _cache_of(request: web.Request) -> CacheUse:
+    """Return what ``?cache=`` says, for clients whose bodies have no place for it."""
+    given = request.query.get("cache", CacheUse.OFF.value)
+    if given not in {each.value for each in CacheUse}:
+        message = f"cache is one of {', '.join(CacheUse)}, not {given[:100]!r}"
+        raise InvalidRequestError(message, param="cache")
+    return CacheUse(given)
 
 
 def _wait_of(request: web.Request, preferences: Preferences) -> float:

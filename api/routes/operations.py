@@ -45,7 +45,7 @@ COUNTERS = {
     "commit_seconds": "Seconds spent in those transactions",
     "padding_tokens": "Tokens of padding that models computed beside the others",
     "bulk_items": "Items of bulks that were stored",
-    "cache_hits": "Items of bulks whose scores were known",
+    "cache_hits": "Items whose scores were known",
     "orphan_blobs_dropped": "Blobs without a row and temporary files that were deleted",
     "delivery_attempts": "Webhook calls",
     "deliveries": "Webhooks that the receiver took",

@@ -1,6 +1,6 @@
 """What finds the tombstones of jobs that are old enough to be purged.
 
-Only an index. Revision 0012, after 0010.
+Only an index. Revision 0012, after 0011.
 """
 
 from alembic import op
@@ -8,7 +8,7 @@ from alembic import op
 from storage.indexing import build_index
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 

@@ -26,7 +26,8 @@ from worker.engine.encoding import encode
 from worker.engine.seam import JobScores, PreparedJob, Reading, Scorer, Sequence
 from worker.loading import Engine, create_engine
 from worker.main import Worker, choose_models
-from worker.tasks import Tasks, Work
+from worker.tasks import Tasks
+from worker.work import Work
 
 __all__ = ["EXIT", "OOM", "RAISE"]
 

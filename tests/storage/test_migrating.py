@@ -82,7 +82,14 @@ def test_no_index_is_built_before_writers(postgres_url: str) -> None:
 
 @pytest.mark.parametrize(
     ("before", "revision"),
-    [("0004", "0005"), ("0005", "0006"), ("0008", "0009"), ("0009", "0010"), ("0010", "0012")],
+    [
+        ("0004", "0005"),
+        ("0005", "0006"),
+        ("0008", "0009"),
+        ("0009", "0010"),
+        ("0010", "0011"),
+        ("0011", "0012"),
+    ],
 )
 def test_a_migration_that_was_interrupted_goes_on(
     before: str, revision: str, postgres_url: str

@@ -209,7 +209,7 @@ async def test_a_listener_without_an_echo_starts_anew(
 ) -> None:
     """Where pings stay unanswered too long, the connection counts as half-open."""
     monkeypatch.setattr(queue_module, "_LISTEN_BEAT_S", 0.05)
-    listening = queue._listen()
+    listening = queue._listen("scorekeep:finished")
 
     async def deaf(*_: object, **__: object) -> None:
         await asyncio.sleep(0.03)

@@ -15,7 +15,7 @@ from worker.engine.seam import JobScores, PreparedItem, PreparedJob, Reading, Se
 __all__ = ["ArithmeticScorer", "create_sequence", "describe"]
 
 
-def describe(name: str) -> ModelDescription:
+def describe(name: str, fingerprint: str = "") -> ModelDescription:
     """Return the description of a one-label classifier."""
     return ModelDescription(
         name=name,
@@ -27,6 +27,7 @@ def describe(name: str) -> ModelDescription:
         max_tokens=1 << 20,
         dtype="float32",
         device="cpu",
+        fingerprint=fingerprint,
     )
 
 
@@ -44,9 +45,12 @@ class ArithmeticScorer:
     """
 
     def __init__(
-        self, name: str = "sums", fault: Callable[[list[list[int]]], object] | None = None
+        self,
+        name: str = "sums",
+        fault: Callable[[list[list[int]]], object] | None = None,
+        fingerprint: str = "",
     ) -> None:
-        self.description = describe(name)
+        self.description = describe(name, fingerprint)
         self.fault = fault
         self.batches: list[list[list[int]]] = []
         self.gate: threading.Event | None = None

@@ -151,3 +151,35 @@ async def test_a_hint_that_is_being_held_does_not_keep_the_listener(redis_url: s
         await taken.wait()
 
     assert not never.is_set()
+
+
+async def test_a_hint_in_somebodys_hands_is_not_asked_for_at_every_poll(redis_url: str) -> None:
+    """While one waits in our hands, Redis is asked of it once a second, not a hundred times."""
+    taken, done = asyncio.Event(), asyncio.Event()
+
+    async def hold(_job_id: str) -> None:
+        taken.set()
+        await done.wait()
+
+    queue = Queue(redis_url)
+    task = asyncio.create_task(listen(queue, "m", hold))
+    async with asyncio.timeout(40):
+        await hint_until_taken(queue, "job_1:0:m")
+        await taken.wait()
+        with redis.Redis.from_url(redis_url) as client:
+            client.config_resetstat()
+            while _calls(client, "zrangebyscore") < 5:  # noqa: ASYNC110  # another's polls
+                await asyncio.sleep(0.05)
+            looks = _calls(client, "zscore")
+        done.set()
+        task.cancel()
+        await asyncio.wait([task])
+    await queue.close()
+
+    assert looks <= 5
+
+
+def _calls(client: "redis.Redis", command: str) -> int:
+    stats = client.info("commandstats")
+    assert isinstance(stats, dict)
+    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])

@@ -257,8 +257,17 @@ async def test_run_timeout_does_not_wait_for_the_batch(settings: Settings, bench
     assert counts.get("fenced_writes", 0) == 0
 
 
-async def test_drain_finishes_the_batch_in_flight(settings: Settings, bench: Bench) -> None:
+async def test_drain_finishes_the_batch_in_flight(
+    settings: Settings, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is on the device is stored, the rest is queued again with nothing held against it."""
+    closed, close = threading.Event(), MicroBatcher.close
+
+    def tell(batcher: MicroBatcher) -> None:
+        close(batcher)
+        closed.set()
+
+    monkeypatch.setattr(MicroBatcher, "close", tell)
     scorer = ArithmeticScorer()
     scorer.gate = threading.Event()
     tokens = [1] * 3000
@@ -266,6 +275,7 @@ async def test_drain_finishes_the_batch_in_flight(settings: Settings, bench: Ben
     async with run_worker(settings, scorer) as worker:
         await asyncio.to_thread(scorer.entered.acquire)
         worker.stop()
+        await asyncio.to_thread(closed.wait)  # else the device may begin another batch
         scorer.gate.set()
     rows = [await bench.get(job_id) for job_id in ids]
 

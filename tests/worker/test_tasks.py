@@ -27,7 +27,8 @@ from worker.deadlines import HardDeadline
 from worker.engine.encoding import encode
 from worker.leases import LeaseKeeper
 from worker.stores import Stores
-from worker.tasks import Conclusion, Tasks, Work
+from worker.tasks import Tasks
+from worker.work import Conclusion, Work
 
 
 class FaultyDatabase(Database):

@@ -71,7 +71,7 @@ def merge(fresh: JobScores, earlier: EarlierScores) -> JobScores:
         errors=[error for error in fresh.errors if error.index not in set(kept)],
         tokens=tokens,
         usage=_add_usage(tokens, fresh.usage.computed_tokens + earlier.usage.computed_tokens),
-        receipt=fresh.receipt | {"kept_items": len(kept)},
+        receipt=fresh.receipt | _count_cut(fresh, tokens) | {"kept_items": len(kept)},
         warnings=list(dict.fromkeys([*earlier.result.warnings, *fresh.warnings])),
     )
 
@@ -89,6 +89,13 @@ def keep_all(earlier: EarlierScores, code: str, message: str) -> JobScores:
         receipt={"kept_items": len(earlier.kept)},
         warnings=result.warnings,
     )
+
+
+def _count_cut(fresh: JobScores, tokens: list[TokenCounts]) -> dict[str, int]:
+    """Return the receipt's own count of truncated items, where it has one, over all of them."""
+    if "truncated_items" not in fresh.receipt:
+        return {}
+    return {"truncated_items": sum(count.cut > 0 for count in tokens)}
 
 
 def _add_usage(tokens: list[TokenCounts], computed: int) -> Usage:
