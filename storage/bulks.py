@@ -244,11 +244,11 @@ async def change_bulk(
 
 async def cancel_bulk(tx: Transaction, tenant: str, bulk_id: str) -> BulkRow:
     """Ask a bulk to stop. Raises ``ConflictError`` for one that has ended; twice is harmless."""
-    row = await get_bulk(tx, tenant, bulk_id)
-    if row.state in ENDED_BULKS:
-        message = f"bulk {bulk_id} is {row.state.value}; it cannot be cancelled any more"
-        raise ConflictError(message)
-    if row.state is not BulkState.CANCELLING:
+    while (row := await get_bulk(tx, tenant, bulk_id)).state is not BulkState.CANCELLING:
+        if row.state in ENDED_BULKS:
+            message = f"bulk {bulk_id} is {row.state.value}; it cannot be cancelled any more"
+            raise ConflictError(message)
+        # Not changed where its reader moved it on since it was read: then it is read again.
         await change_bulk(
             tx,
             row,
@@ -257,7 +257,7 @@ async def cancel_bulk(tx: Transaction, tenant: str, bulk_id: str) -> BulkRow:
             final_state=BulkState.CANCELLED.value,
             paused_at=None,
         )
-    return await get_bulk(tx, tenant, bulk_id)
+    return row
 
 
 async def pause_bulk(tx: Transaction, tenant: str, bulk_id: str, *, paused: bool) -> BulkRow:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
+from sqlalchemy import text
 
 from storage.database import Database
 from tests.api.service import Answer
@@ -69,6 +70,29 @@ async def test_a_repeated_cancel_is_answered(bulks: Bulks) -> None:
     assert (first.status, again.status, other.status) == (200, 200, 409)
     assert again.headers[_REPLAYED] == "true"
     assert again.json["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_cancel_that_meets_another_change_is_not_lost(bulks: Bulks) -> None:
+    """The reader moves the bulk on between the look at its state and the change of it."""
+    bulk_id = await bulks.start(rows(3), model="short")
+    state = ""
+    while state != "running":
+        state = (await bulks.service.get(f"/v1/bulks/{bulk_id}")).json["state"]
+    async with bulks.service.database.transaction() as tx:
+        moved = text("UPDATE bulks SET state = 'validating' WHERE id = :id")
+        await tx.execute(moved, {"id": bulk_id})
+        cancelling = asyncio.create_task(act(bulks, bulk_id, "cancel", "k"))
+        waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        async with asyncio.timeout(10):
+            while (await tx.execute(waits)).scalar_one() == 0:
+                await tx.execute(text("SELECT pg_stat_clear_snapshot()"))
+                await asyncio.sleep(0.01)
+    answer = await cancelling
+    bulk = await bulks.wait(bulk_id)
+
+    assert answer.status == 202
+    assert bulk["state"] == "cancelled"
 
 
 async def test_a_failed_action_leaves_its_key_free(bulks: Bulks) -> None:

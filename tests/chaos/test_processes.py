@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from contract.jobs import JobState
@@ -49,6 +50,8 @@ class Setting:
         try:
             yield process
         finally:
+            for child in psutil.Process(process.pid).children() if prefix else ():
+                child.kill()
             process.kill()
             process.wait(30)
 
