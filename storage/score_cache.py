@@ -74,10 +74,11 @@ _PUT = """
 INSERT INTO score_cache (key, job_id, first_item, item_count, has_hidden, created_at)
 SELECT key, job_id, first_item, item_count, CAST(has_hidden AS integer), {now}
 FROM {rows(key text, job_id text, first_item integer, item_count integer, has_hidden boolean)} r
-WHERE true ORDER BY key
+WHERE job_id IN (SELECT id FROM jobs WHERE state IN ('succeeded', 'partial')) ORDER BY key
 ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, first_item = excluded.first_item,
     item_count = excluded.item_count, has_hidden = excluded.has_hidden,
     created_at = excluded.created_at
 WHERE excluded.has_hidden >= score_cache.has_hidden
-   OR NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = score_cache.job_id AND j.deleted_at IS NULL)
+   OR NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = score_cache.job_id AND j.deleted_at IS NULL
+                   AND j.state IN ('succeeded', 'partial'))
 """

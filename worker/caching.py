@@ -27,6 +27,8 @@ __all__ = ["list_entries", "recall", "tell_known"]
 
 _LOG = logging.getLogger(__name__)
 _HIDDEN = "hidden_states"
+#: known scores that are read at a time, in front of the device
+_READS = 16
 
 
 async def recall(stores: Stores, scorer: Scorer, works: Sequence[Work]) -> None:
@@ -41,10 +43,14 @@ async def recall(stores: Stores, scorer: Scorer, works: Sequence[Work]) -> None:
     reading = [w for w in asking if w.job.cache == CacheUse.READ and w.earlier is None]
     try:
         found, rows = await _find(stores, reading)
-        for work in reading:
-            entry = found.get(work.cache_key)
-            if entry is not None and entry.job_id in rows:
-                await _take(stores, scorer, work, entry, rows[entry.job_id])
+        turns = asyncio.Semaphore(_READS)
+        await asyncio.gather(
+            *(
+                _take(stores, scorer, work, entry, rows[entry.job_id], turns)
+                for work in reading
+                if (entry := found.get(work.cache_key)) is not None and entry.job_id in rows
+            )
+        )
     except StoreUnavailableError as error:
         _LOG.warning("score cache not asked", extra={"reason": error.message})
 
@@ -56,7 +62,7 @@ def list_entries(works: Sequence[Work]) -> list[CacheEntry]:
         for work in works
         if (scores := work.scores) is not None
         and work.cache_key
-        and not work.is_known
+        and work.earlier is None  # what a job kept may be of an older model
         and not scores.errors
     ]
 
@@ -95,7 +101,14 @@ async def _find(
         return found, await read_jobs(tx, {entry.job_id for entry in found.values()})
 
 
-async def _take(stores: Stores, scorer: Scorer, work: Work, entry: CacheEntry, row: JobRow) -> None:
+async def _take(  # a work, what is known of it, and the row and the place that it takes
+    stores: Stores,
+    scorer: Scorer,
+    work: Work,
+    entry: CacheEntry,
+    row: JobRow,
+    turns: asyncio.Semaphore,
+) -> None:
     """Let a work keep an entry's scores, where it holds all that the work is asked for."""
     prepared = work.prepared
     if prepared is None or row.result is None or row.blob_key is None:
@@ -106,9 +119,10 @@ async def _take(stores: Stores, scorer: Scorer, work: Work, entry: CacheEntry, r
         return
     places = [_slice(ref, entry) for ref in refs]
     try:
-        read = await asyncio.gather(
-            *(stores.blobs.get_range(row.blob_key, begin, end) for begin, end in places)
-        )
+        async with turns:
+            read = await asyncio.gather(
+                *(stores.blobs.get_range(row.blob_key, begin, end) for begin, end in places)
+            )
     except NotFoundError:  # deleted, or written anew, since the row was read
         return
     tensors = {

@@ -69,6 +69,7 @@ class _Worker(Worker):
         now = time.monotonic()
         looked_at = self._looked_at
         due = [each for each in job_ids if now - looked_at.get(each, -math.inf) >= _LOOK_AGAIN_S]
+        due.sort(key=lambda each: looked_at.get(each, -math.inf))  # what is new comes first
         due = due[: max(0, self.max_jobs - self.job_counter)]
         kept = {each: looked_at[each] for each in job_ids if each in looked_at}
         self._looked_at = kept | dict.fromkeys(due, now)

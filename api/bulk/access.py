@@ -17,7 +17,15 @@ from storage.bulk_counts import read_counts
 from storage.bulks import BulkRow, get_bulk
 from storage.database import Transaction
 
-__all__ = ["BULKS", "counts_of", "errors_of", "find_bulk", "parse_bulk_id", "show_bulk"]
+__all__ = [
+    "BULKS",
+    "counts_of",
+    "errors_of",
+    "find_bulk",
+    "parse_bulk_id",
+    "render_bulk",
+    "show_bulk",
+]
 
 BULKS = web.AppKey("bulks", BulkRunner)
 
@@ -55,6 +63,11 @@ async def show_bulk(request: web.Request, bulk: BulkRow) -> Bulk:
     """Return the bulk as our own routes show it."""
     async with request.app[DATABASE].snapshot() as tx:
         counts = await counts_of(tx, bulk)
+    return render_bulk(bulk, counts)
+
+
+def render_bulk(bulk: BulkRow, counts: BulkCounts) -> Bulk:
+    """Return the bulk as our own routes show it, with what became of its lines."""
     options, source = parse_options(bulk), parse_source(bulk)
     rate, eta_s = _speed(bulk, counts)
     url = f"/v1/bulks/{bulk.id}"

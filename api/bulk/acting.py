@@ -55,8 +55,13 @@ async def retry_once(request: web.Request) -> tuple[BulkRow, dict[str, str]]:
         message = f"bulk {row.id} is {row.state.value}; retry it once it has ended"
         raise ConflictError(message)
     fault = await find_bulk_fault(request, parse_options(row).lane)
+    admitted = False
 
     async def admit(tx: Transaction) -> None:
+        nonlocal admitted
+        if admitted:  # the bulk ended once more while chunks were still looked at
+            return
+
         async def act() -> str:
             await check_open_bulks(request, tx, fault)
             return row.id
@@ -64,6 +69,7 @@ async def retry_once(request: web.Request) -> tuple[BulkRow, dict[str, str]]:
         _, headers = await act_once(tx, row.tenant, key, act)
         if headers:
             raise _ReplayedError
+        admitted = True
 
     try:
         count, hints = await retry_bulk(request.app[BULKS].given, row, admit)

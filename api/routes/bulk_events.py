@@ -7,16 +7,18 @@ import msgspec
 from aiohttp import web
 
 from api.bodies import json_response
-from api.bulk.access import find_bulk, show_bulk
+from api.bulk.access import counts_of, parse_bulk_id, render_bulk
 from api.negotiation import JSON, choose_type
 from api.pages import parse_after
 from api.routes.events import KEEP_ALIVE_S, parse_last_id
-from api.state import DATABASE
+from api.state import READS, tenant_of
 from api.waiting import wait_while_allowed
 from contract.bulks import ENDED_BULKS, Bulk
 from contract.errors import GoneError, StoreUnavailableError, UnauthorizedError
 from contract.moments import render_moment
 from storage.bulk_events import BulkEventRow, list_bulk_events
+from storage.bulks import get_bulk
+from storage.database import Transaction
 
 __all__ = ["add_routes"]
 
@@ -84,10 +86,14 @@ async def _stream(request: web.Request, seen: int) -> web.StreamResponse:
 
 async def _read(request: web.Request, seen: int) -> tuple[Bulk, list[BulkEventRow]]:
     """Return the bulk and the events after ``seen``; of a bulk that has ended, all of them."""
-    row = await find_bulk(request)
-    async with request.app[DATABASE].snapshot() as tx:
-        events = await list_bulk_events(tx, row.id, after=seen)
-    return await show_bulk(request, row), events
+    tenant, bulk_id = tenant_of(request), parse_bulk_id(request.match_info["id"])
+
+    async def look(tx: Transaction) -> tuple[Bulk, list[BulkEventRow]]:
+        row = await get_bulk(tx, tenant, bulk_id)
+        events = await list_bulk_events(tx, bulk_id, after=seen)
+        return render_bulk(row, await counts_of(tx, row)), events
+
+    return await request.app[READS].read(("bulk events", tenant, bulk_id, seen), look)
 
 
 def _render_news(bulk: Bulk, fresh: list[BulkEventRow], shown: bytes) -> tuple[bytes, bytes]:

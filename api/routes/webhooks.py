@@ -171,11 +171,11 @@ async def post_test(request: web.Request) -> web.StreamResponse:
     key = await read_key(request)
     async with request.app[DATABASE].transaction() as tx:
         row = await endpoints.get_endpoint(tx, tenant, endpoint_id)
-        if row.disabled_at is not None:
-            message = f"the endpoint is disabled: {row.disabled_reason}; enable it first"
-            raise ConflictError(message)
 
         async def send() -> str:
+            if row.disabled_at is not None:
+                message = f"the endpoint is disabled: {row.disabled_reason}; enable it first"
+                raise ConflictError(message)
             return " ".join(await events.add_test_event(tx, row))
 
         made, replayed = await act_once(tx, tenant, key, send)

@@ -243,7 +243,16 @@ class TestEntry:
 
         assert found["weights"].startswith("sha256:")
         assert found["tokenizer"].startswith("sha256:")
-        named = {"model", "source", "revision", "architecture", "dtype", "device", "attention"}
+        named = {
+            "model",
+            "source",
+            "revision",
+            "architecture",
+            "dtype",
+            "device",
+            "attention",
+            "linear",
+        }
         named |= {"template", "path", "pooling", "head", "activation", "labels", "torch"}
         named |= {"transformers", "truncated_items", "shared_prefix_items"}
         assert named <= found.keys()

@@ -131,6 +131,26 @@ async def test_old_tombstones_of_bulks_are_purged(database: Database) -> None:
     assert (young, old, [row.id for row in left]) == (0, 1, [kept])
 
 
+async def test_a_job_without_scores_takes_no_entry(database: Database) -> None:
+    """One that was cancelled while it ran displaces nothing, and is displaced by whoever has."""
+    good, cancelled, late = await submit(database, count=3)
+    await complete(database, await claim(database))
+    await run_sql(database, "UPDATE jobs SET state = 'cancelled' WHERE id = :id", id=cancelled.id)
+
+    async def put(job_id: str, *, hidden: bool) -> str:
+        async with database.transaction() as tx:
+            await put_cached(tx, [CacheEntry("key", job_id, 0, 1, has_hidden=hidden)])
+        (row,) = await run_sql(database, "SELECT job_id FROM score_cache")
+        return str(row.job_id)
+
+    first = await put(good.id, hidden=False)
+    kept = await put(cancelled.id, hidden=True)
+    await run_sql(database, "UPDATE score_cache SET job_id = :id, has_hidden = 1", id=cancelled.id)
+    replaced = await put(late.id, hidden=False)
+
+    assert (first, kept, replaced) == (good.id, good.id, late.id)
+
+
 async def test_cached_scores_go_with_their_job(database: Database) -> None:
     """A purged job leaves no entry in the score cache; those of others stay."""
     gone, kept = await submit(database, count=2)

@@ -10,6 +10,7 @@ from contract.jobs import JobState
 from contract.scores import Usage
 from storage.forgetting import delete_job, forget
 from storage.jobs import JobRow
+from storage.outcomes import retry_job
 from storage.receipts import get_receipt
 from storage.score_cache import CacheEntry, put_cached
 from storage.statements import execute
@@ -102,6 +103,28 @@ async def test_an_item_without_a_score_is_not_known(settings: Settings, bench: B
 
     assert first.state is second.state is JobState.PARTIAL
     assert [1] in [ids for batch in scorer.batches for ids in batch]
+
+
+async def test_what_a_retry_kept_is_not_found(settings: Settings, bench: Bench) -> None:
+    """The kept scores may be of an older model: the next job runs as a whole."""
+    broken = [[2]]
+
+    def fault(batch: list[list[int]]) -> None:
+        if any(ids in broken for ids in batch):
+            raise ForwardError
+
+    scorer = ArithmeticScorer(fault=fault, fingerprint=FINGERPRINT)
+    async with run_worker(settings, scorer):
+        first = await run(bench, [1], [2])
+        broken.clear()
+        async with bench.database.transaction() as tx:
+            again = await retry_job(tx, TENANT, first.id)
+        await bench.queue.hint([again.hint])
+        (retried,) = await bench.wait(first.id)
+        third = await run(bench, [1], [2])
+
+    assert (first.state, retried.state) == (JobState.PARTIAL, JobState.SUCCEEDED)
+    assert usage(third).from_cache is msgspec.UNSET
 
 
 async def test_part_of_a_job_is_known(settings: Settings, bench: Bench) -> None:

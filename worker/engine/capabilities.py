@@ -41,6 +41,8 @@ class Examined:
     network: Network
     pooling: Pooling
     attention: str
+    #: whose matrix products, ``torch``'s ordinary ones or ``onednn``'s with packed weights
+    linear: str
     refusals: dict[str, str] = field(default_factory=dict)
     #: how many logits the head yields
     width: int = 0
@@ -76,7 +78,8 @@ def examine(
 def _examine(model: Model, probes: list[Ids], *, causal: bool) -> Examined:
     stock_attention: str = model.config._attn_implementation  # noqa: SLF001
     stock = _run_stock(model, probes, causal=causal)
-    pack_weights(model)  # after the stock model has answered: all below is held against it
+    # after the stock model has answered: all below is held against it
+    linear = "onednn" if pack_weights(model) else "torch"
     selective = install_selective(model) if causal else None
     backbone_module, replay = detach_backbone(model)
     backbone = Backbone(backbone_module, model.device)
@@ -86,7 +89,7 @@ def _examine(model: Model, probes: list[Ids], *, causal: bool) -> Examined:
         else _list_heads(model, replay)
     )
     network, pooling, difference = _find_head(model, backbone, heads, probes, stock)
-    examined = Examined(network, pooling, stock_attention, width=stock.shape[-1])
+    examined = Examined(network, pooling, stock_attention, linear, width=stock.shape[-1])
     examined.difference = difference
     examined.probes = probes
     examined.stock = copy_to_host([stock])[0].numpy()

@@ -52,10 +52,12 @@ def pack_weights(model: Model) -> bool:
     layers = _list_layers(model)
     if not layers:
         return False
+    largest = max(layers, key=lambda layer: layer.weight.numel())
+    layers = [layer for layer in layers if layer.weight.dtype is largest.weight.dtype]
     size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     if size > _SHARE * free_bytes(torch.device("cpu")):
         return False
-    if not _is_worth_it(max(layers, key=lambda layer: layer.weight.numel())):
+    if not _is_worth_it(largest):
         return False
     for layer in layers:
         layer.packed = _pack(layer.weight)

@@ -98,7 +98,7 @@ def load_model(name: str, config: ModelConfig, canaries: Path | None = None) -> 
         template=template,
     )
     description = _add_refusals(description, template)
-    receipt = describe_model(checkpoint, config, description, prompter)
+    receipt = describe_model(checkpoint, config, description, prompter, examined.linear)
     description = msgspec.structs.replace(description, fingerprint=receipt["fingerprint"])
     canary = Canary.of(examined, checkpoint.fingerprint)
     if record is not None:

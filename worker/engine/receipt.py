@@ -18,7 +18,11 @@ __all__ = ["describe_model", "make_receipt"]
 
 
 def describe_model(
-    checkpoint: Checkpoint, config: ModelConfig, model: ModelDescription, prompter: Prompter
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    model: ModelDescription,
+    prompter: Prompter,
+    linear: str,
 ) -> dict[str, Any]:
     """Return the part of the receipt that is the same for every job of a model."""
     template = prompter.template
@@ -31,6 +35,7 @@ def describe_model(
         "dtype": model.dtype,
         "device": model.device,
         "attention": model.attention,
+        "linear": linear,
         "tokenizer": _hash(prompter.tokenizer.backend_tokenizer.to_str()),
         "template": None if template is None else template.name,
         "template_hash": None if template is None else _hash(_join(template)),
