@@ -5,6 +5,7 @@ from a migrated template, an emptied Redis, a folder of its own.
 """
 
 import importlib.util
+import logging
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +31,16 @@ pytest_plugins = [
 ]
 
 _TEMPLATE = "scorekeep_template"
+
+
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+    """Undo what a program that a test ran in this process made of the root logger."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
