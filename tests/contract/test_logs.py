@@ -2,19 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from contract.logs import redact, set_up_logging
-
-
-@pytest.fixture(autouse=True)
-def _root_logger_is_put_back() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
 
 
 def test_json_lines_hold_the_extra_fields(capsys: pytest.CaptureFixture[str]) -> None:
