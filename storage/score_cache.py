@@ -62,10 +62,12 @@ async def put_cached(tx: Transaction, entries: Sequence[CacheEntry]) -> None:
         await execute(tx, _PUT, {"rows": rows})
 
 
+# CROSS JOIN: SQLite keeps that order, and would else read all of a tenant's jobs first.
 _FIND = """
 SELECT c.key, c.job_id, c.first_item, c.item_count, c.has_hidden
-FROM {rows(key text)} r JOIN score_cache c ON c.key = r.key JOIN jobs j ON j.id = c.job_id
-WHERE j.tenant = :tenant AND j.deleted_at IS NULL AND c.has_hidden >= :hidden
+FROM {rows(key text)} r CROSS JOIN score_cache c CROSS JOIN jobs j
+WHERE c.key = r.key AND j.id = c.job_id
+  AND j.tenant = :tenant AND j.deleted_at IS NULL AND c.has_hidden >= :hidden
   AND j.state IN ('succeeded', 'partial')
   AND (j.expires_at IS NULL OR j.expires_at > {now})
 """
@@ -74,7 +76,8 @@ _PUT = """
 INSERT INTO score_cache (key, job_id, first_item, item_count, has_hidden, created_at)
 SELECT key, job_id, first_item, item_count, CAST(has_hidden AS integer), {now}
 FROM {rows(key text, job_id text, first_item integer, item_count integer, has_hidden boolean)} r
-WHERE job_id IN (SELECT id FROM jobs WHERE state IN ('succeeded', 'partial')) ORDER BY key
+WHERE EXISTS (SELECT 1 FROM jobs j WHERE j.id = r.job_id AND j.state IN ('succeeded', 'partial'))
+ORDER BY key
 ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, first_item = excluded.first_item,
     item_count = excluded.item_count, has_hidden = excluded.has_hidden,
     created_at = excluded.created_at

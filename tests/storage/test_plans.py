@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from contract.jobs import JobState
 from storage.database import Database, Transaction
 from storage.jobs import list_jobs
+from storage.score_cache import find_cached
 from storage.sweeps import purge_events, purge_tombstones
 from tests.storage.factories import run_sql
 
@@ -123,3 +124,22 @@ async def test_old_tombstones_are_found_by_an_index(database: Database) -> None:
     left = await run_sql(database, "SELECT id FROM jobs WHERE deleted_at = 1")
     assert (early, purged, [row.id for row in left]) == (0, 2, ["job_100009"])
     assert "ix_jobs_tombstones" in plan
+
+
+async def test_known_scores_are_found_by_their_keys(database: Database) -> None:
+    """A hundred of 20 000 entries in one job: no other is read. SQLite is never analysed."""
+    await run_sql(database, _FILL.format(series=_SERIES[database.dialect]), many=_MANY)
+    await run_sql(
+        database,
+        "INSERT INTO score_cache (key, job_id, first_item, item_count, has_hidden, created_at)"
+        " SELECT 'key_' || id, 'job_100001', 0, 1, 0, 1 FROM jobs",
+    )
+    if database.dialect == "postgresql":
+        await run_sql(database, "ANALYZE score_cache")
+    keys = [f"key_job_{100_001 + n}" for n in range(100)]
+
+    found, plan = await _explain(database, lambda tx: find_cached(tx, "t", keys, hidden=False))
+
+    assert found.keys() == set(keys)
+    assert "ix_score_cache_job_id" not in plan
+    assert "ix_jobs_tenant_id (tenant=?)" not in plan
