@@ -25,6 +25,7 @@ from scorekeep.bulk import BulkClient
 from scorekeep.ray import Score
 from tests.e2e.stack import Stack
 from tests.services import start_redis
+from worker.engine.loader import set_up_threads
 
 _BATCH = 1024
 _SENTENCE = re.compile(r"[A-Z][^.!?<>{}|=\n]{20,300}[.!?]")
@@ -52,7 +53,11 @@ def _texts() -> Iterator[str]:
 
 
 def time_engine(score: Score, texts: list[str]) -> tuple[list[list[float]], float, float]:
-    """Return the scores, and the seconds by the clock and of CPU that the engine took."""
+    """Return the scores, and the seconds by the clock and of CPU that the engine took.
+
+    With one thread, as the processes of a ``Stack`` have.
+    """
+    set_up_threads(1)
     started, before = time.perf_counter(), time.process_time()
     rows: list[dict[str, Any]] = []
     for start in range(0, len(texts), _BATCH):
