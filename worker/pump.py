@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _AHEAD = 2
 #: A place of its own for what somebody waits for, while bulk fills the others.
 _URGENT = 1
+#: A job in whose hands so many workers died is claimed alone, and nothing after it until it ended.
+_ALONE = 2
 #: Batches being written at a time; more would only pile up in memory.
 _WRITES = 4
 #: A claim takes what the device works off in about so long, from one batch up to so many: a claim
@@ -115,8 +117,10 @@ class Pump:
                 place = self._take_place()
                 jobs = await self._claim(place) if place is not None else []
                 if place is not None and jobs:
-                    group.create_task(self._run_batch(place, jobs))
+                    batch = group.create_task(self._run_batch(place, jobs))
                     group.create_task(self._forget_hints(jobs))
+                    if max(job.crash_count for job in jobs) >= _ALONE:
+                        await asyncio.wait([batch])  # who is held beside it would be charged too
                     continue
                 if place is not None:
                     place.free(wake=False)

@@ -1,11 +1,13 @@
 """Faults at the seams of a whole worker: the store goes away in the middle of each part."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from contract.config import Settings
 from contract.errors import ModelLoadError, StoreUnavailableError
@@ -201,3 +203,27 @@ async def is_dead(bench: Bench) -> bool:
     async with bench.database.snapshot() as tx:
         result = await tx.exec_driver_sql("SELECT state FROM deliveries")
         return [row.state for row in result] == ["dead"]
+
+
+async def test_who_is_claimed_alone_is_held_alone(settings: Settings, bench: Bench) -> None:
+    """Nothing waits behind a job that may end the process: it would be charged with that end."""
+    scorer = ArithmeticScorer()
+    scorer.gate = threading.Event()
+    ids = await bench.submit([[1]], [[2]], [[3]], hinted=False)
+    async with bench.database.transaction() as tx:
+        await tx.execute(text("UPDATE jobs SET crash_count = 2"))
+
+    held = []
+    async with run_worker(settings, scorer):
+        for _ in ids:
+            await asyncio.to_thread(scorer.entered.acquire)
+            await asyncio.sleep(0.2)  # as long as a claim takes, many times over
+            states = [(await bench.get(job_id)).state for job_id in ids]
+            held.append(states.count(JobState.RUNNING))
+            scorer.gate.set()
+            scorer.gate = threading.Event()
+        scorer.gate.set()
+        rows = await bench.wait(*ids)
+
+    assert held == [1, 1, 1]
+    assert {row.state for row in rows} == {JobState.SUCCEEDED}
