@@ -122,7 +122,8 @@ async def test_a_redis_that_is_named_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["worker", "api"])
 async def test_a_child_that_ends_while_starting_is_fatal(tmp_path: Path, part: str) -> None:
     """Nobody waits for a service that cannot come."""
-    machine = _machine(_environment(tmp_path), [], **{part: "raise SystemExit(3)"})
+    never_ready = _environment(tmp_path, TEST_MODEL_STATE="loading")
+    machine = _machine(never_ready, [], **{part: "raise SystemExit(3)"})
 
     with pytest.raises(UnavailableError, match=rf"{part} ended while starting \(status 3\)"):
         await machine.start()
