@@ -44,15 +44,18 @@ async def recall(stores: Stores, scorer: Scorer, works: Sequence[Work]) -> None:
     try:
         found, rows = await _find(stores, reading)
         turns = asyncio.Semaphore(_READS)
-        await asyncio.gather(
-            *(
-                _take(stores, scorer, work, entry, rows[entry.job_id], turns)
-                for work in reading
-                if (entry := found.get(work.cache_key)) is not None and entry.job_id in rows
-            )
-        )
-    except StoreUnavailableError as error:
-        _LOG.warning("score cache not asked", extra={"reason": error.message})
+
+        async def take(work: Work, entry: CacheEntry) -> None:
+            async with turns:
+                await _take(stores, scorer, work, entry, rows[entry.job_id])
+
+        async with asyncio.TaskGroup() as group:  # none goes on when this has given up
+            for work in reading:
+                entry = found.get(work.cache_key)
+                if entry is not None and entry.job_id in rows:
+                    group.create_task(take(work, entry))
+    except* (StoreUnavailableError, OSError) as errors:
+        _LOG.warning("score cache not asked", extra={"reason": str(errors.exceptions[0])})
 
 
 def list_entries(works: Sequence[Work]) -> list[CacheEntry]:
@@ -101,14 +104,7 @@ async def _find(
         return found, await read_jobs(tx, {entry.job_id for entry in found.values()})
 
 
-async def _take(  # a work, what is known of it, and the row and the place that it takes
-    stores: Stores,
-    scorer: Scorer,
-    work: Work,
-    entry: CacheEntry,
-    row: JobRow,
-    turns: asyncio.Semaphore,
-) -> None:
+async def _take(stores: Stores, scorer: Scorer, work: Work, entry: CacheEntry, row: JobRow) -> None:
     """Let a work keep an entry's scores, where it holds all that the work is asked for."""
     prepared = work.prepared
     if prepared is None or row.result is None or row.blob_key is None:
@@ -119,10 +115,9 @@ async def _take(  # a work, what is known of it, and the row and the place that 
         return
     places = [_slice(ref, entry) for ref in refs]
     try:
-        async with turns:
-            read = await asyncio.gather(
-                *(stores.blobs.get_range(row.blob_key, begin, end) for begin, end in places)
-            )
+        read = await asyncio.gather(
+            *(stores.blobs.get_range(row.blob_key, begin, end) for begin, end in places)
+        )
     except NotFoundError:  # deleted, or written anew, since the row was read
         return
     tensors = {
